@@ -1,0 +1,140 @@
+"""Rows into batches, and which forget rows meet which retain rows at which step.
+
+Shapes: B rows, T positions, N answer tokens of all rows in a line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from unlearn.data.encode import Row
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Right-padded rows with an explicit mask, and the answer tokens as a flat list.
+
+    The logits at (row_N, position_N) predict labels_N: the shift by one happens here and nowhere else.
+    """
+
+    ids: tuple[str, ...]
+    input_ids_BT: Tensor
+    attention_mask_BT: Tensor
+    row_N: Tensor
+    position_N: Tensor
+    labels_N: Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def n_tokens(self) -> int:
+        return self.labels_N.numel()
+
+    def to(self, device: torch.device | str) -> Batch:
+        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "ids"}
+        return replace(self, **moved)
+
+
+def collate(rows: Sequence[Row], pad_id: int) -> Batch:
+    """Pad on the right. The mask comes from the lengths, never from `id == pad`: a real token may have the pad's id."""
+    length = max(len(row.input_ids) for row in rows)
+    ids_BT = torch.full((len(rows), length), pad_id)
+    mask_BT = torch.zeros_like(ids_BT)
+    where: list[tuple[int, int, int]] = []
+    for index, row in enumerate(rows):
+        ids_BT[index, : len(row.input_ids)] = torch.tensor(row.input_ids)
+        mask_BT[index, : len(row.input_ids)] = 1
+        where += [(index, t - 1, row.input_ids[t]) for t in range(row.n_prompt, len(row.input_ids))]
+    row_N, position_N, labels_N = torch.tensor(where, dtype=torch.long).reshape(-1, 3).unbind(1)
+    return Batch(tuple(row.id for row in rows), ids_BT, mask_BT, row_N, position_N, labels_N)
+
+
+def micro_batches(rows: Sequence[Row], size: int, pad_id: int) -> list[Batch]:
+    """Cut one step's rows into batches of at most `size`, rows of like length together, so that little is padding."""
+    ordered = sorted(rows, key=lambda row: len(row.input_ids))
+    return [collate(ordered[start : start + size], pad_id) for start in range(0, len(ordered), size)]
+
+
+def by_length(rows: Sequence[Row], token_budget: int, pad_id: int) -> Iterator[tuple[list[int], Batch]]:
+    """Batches of at most `token_budget` padded tokens, longest rows first, each with the rows' places in `rows`.
+
+    Longest first, so that a batch that does not fit into memory fails at once and not after an hour.
+    """
+    order = sorted(range(len(rows)), key=lambda index: -len(rows[index].input_ids))
+    start = 0
+    while start < len(order):
+        size = max(1, token_budget // len(rows[order[start]].input_ids))
+        places = order[start : start + size]
+        yield places, collate([rows[index] for index in places], pad_id)
+        start += size
+
+
+@lru_cache(maxsize=8)
+def permutation(n: int, seed: int, role: str, epoch: int) -> tuple[int, ...]:
+    """Order of n rows in one epoch of one role: a function of its arguments alone, on any machine."""
+    generator = torch.Generator().manual_seed(hash_seed(seed, role, epoch))
+    return tuple(torch.randperm(n, generator=generator).tolist())
+
+
+def hash_seed(seed: int, role: str, epoch: int) -> int:
+    """Mix the parts into one generator seed; `hash()` would differ from process to process."""
+    mixed = 0
+    for part in (seed, epoch, *role.encode()):
+        mixed = (mixed * 1_000_003 + part + 1) % (2**61 - 1)
+    return mixed
+
+
+def stream(n: int, seed: int, role: str, start: int, count: int) -> list[int]:
+    """Items start .. start + count - 1 of the endless stream of shuffled epochs over n rows."""
+    places = range(start, start + count)
+    return [permutation(n, seed, role, place // n)[place % n] for place in places]
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Which rows each step sees: pure arithmetic on the step, so that a resumed run goes on where it stopped.
+
+    One epoch visits every row of the anchor set once, in steps whose sizes differ by at most one row (40 rows in batches
+    of 16: 14, 13, 13). The other set gives the same number of rows from its own stream, without replacement within each
+    of its own epochs.
+    """
+
+    n_forget: int
+    n_retain: int
+    batch_size: int
+    seed: int
+    anchor: str = "forget"
+
+    @property
+    def n_anchor(self) -> int:
+        return self.n_forget if self.anchor == "forget" else self.n_retain
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(self.n_anchor / self.batch_size)
+
+    def at(self, step: int) -> tuple[list[int], list[int]]:
+        """Row numbers (forget, retain) of optimizer step `step`, counted from 0."""
+        epoch, part = divmod(step, self.steps_per_epoch)
+        begin, end = (round(self.n_anchor * k / self.steps_per_epoch) for k in (part, part + 1))
+        start, count = epoch * self.n_anchor + begin, end - begin
+        return (
+            stream(self.n_forget, self.seed, "forget", start, count) if self.n_forget else [],
+            stream(self.n_retain, self.seed, "retain", start, count) if self.n_retain else [],
+        )
+
+    def fresh_retain(self, step: int, count: int) -> list[int]:
+        """`count` retain rows for a probe that has not seen this step's gradient: another stream, this step's rows left out.
+
+        Where the set is too small to spare that many, all the others.
+        """
+        used = set(self.at(step)[1])
+        order = permutation(self.n_retain, self.seed, "probe", step)
+        return [row for row in order if row not in used][:count]

@@ -1,0 +1,187 @@
+"""Text into token rows: the only place that knows where a prompt ends and an answer begins.
+
+Prompt and answer are tokenized apart and joined, so that no token straddles the border. A row begins with exactly one BOS
+where the model has one, and the answer ends with one labelled end marker. Whatever a chat template puts behind the end
+marker is left out: it is no content and nothing is learned from it.
+
+Published code tokenizes the whole text and cuts it at the length of the prompt. That gives the same tokens, except where
+one token would hold the prompt's last letter and the answer's first (Llama-2's `]"`): there it scores nothing of the
+straddling letters, and we do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unlearn.config import FormatConfig
+from unlearn.data.example import Example
+from unlearn.errors import UserError
+
+BREAK = "\n"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt and one answer as tokens.
+
+    n_prompt   tokens before the answer: input_ids[n_prompt:] are the labels
+    n_lead     labels that only introduce the answer (the separator "Answer:", where a benchmark trains on it)
+    n_content  labels up to the end of the answer's text, n_lead included; the end marker, if any, comes after them
+    truncated  whether the row was longer than the model's window
+    """
+
+    id: str
+    kind: str
+    prompt: str
+    answer: str
+    input_ids: tuple[int, ...]
+    n_prompt: int
+    n_content: int
+    n_lead: int = 0
+    truncated: bool = False
+
+    @property
+    def n_answer(self) -> int:
+        return len(self.input_ids) - self.n_prompt
+
+
+class Encoder:
+    """Turns examples into rows for one tokenizer and one prompt format."""
+
+    def __init__(self, tokenizer: Any, format: FormatConfig, max_length: int) -> None:
+        self.tokenizer = tokenizer
+        self.format = format
+        self.max_length = max_length
+        if format.prompt is None and not getattr(tokenizer, "chat_template", None):
+            raise UserError(
+                "model.format.prompt: needs a template with {question}, because the tokenizer has no chat template"
+            )
+        # GPT-2 and its kin name one token as BOS and EOS and were trained without a BOS.
+        self.bos = tokenizer.bos_token_id if tokenizer.bos_token_id != tokenizer.eos_token_id else None
+        self.end = tokenizer.eos_token_id if format.prompt is not None else self._end_of_turn()
+        # Padding is told from text by the mask alone, so any id will do where a tokenizer names none.
+        self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end or 0
+        if self.end is None:
+            raise UserError("model.tokenizer: needs an EOS token, found none")
+
+    def prompt(self, question: str) -> str:
+        """The text that the model is asked to continue."""
+        if self.format.prompt is not None:
+            return self.format.prompt.replace("{question}", question)
+        text = self._chat([{"role": "user", "content": question}], add_generation_prompt=True)
+        bos = self.tokenizer.bos_token
+        return text.removeprefix(bos) if bos else text
+
+    def answers(self, examples: Iterable[Example]) -> list[Row]:
+        """One row per example: its question and its answer."""
+        return self._rows([(e.id, "answer", e.question, e.answer) for e in examples])
+
+    def variants(self, examples: Iterable[Example]) -> list[Row]:
+        """Rows for everything that is scored: answer, paraphrased answer, perturbed answers, all to the same question."""
+        texts: list[tuple[str, str, str, str]] = []
+        for e in examples:
+            texts.append((e.id, "answer", e.question, e.answer))
+            if e.paraphrased_answer is not None:
+                texts.append((e.id, "paraphrase", e.question, e.paraphrased_answer))
+            texts += [(e.id, f"perturbed_{k}", e.question, a) for k, a in enumerate(e.perturbed_answers)]
+        return self._rows(texts)
+
+    def _chat(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        if self.format.system is not None:
+            messages = [{"role": "system", "content": self.format.system}, *messages]
+        text = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self.format.template_args
+        )
+        return str(text)
+
+    def _end_of_turn(self) -> int | None:
+        """The special token with which the chat template closes an answer."""
+        answer = "answer"
+        text = self._chat(
+            [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}], add_generation_prompt=False
+        )
+        tail = text[text.rindex(answer) + len(answer) :]
+        special = set(self.tokenizer.all_special_ids)
+        for token in self._tokenize([tail])[0]:
+            if token in special:
+                return int(token)
+        return self.tokenizer.eos_token_id  # type: ignore[no-any-return]
+
+    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+
+    def _rows(self, texts: list[tuple[str, str, str, str]]) -> list[Row]:
+        prompts = [self.prompt(question) for _, _, question, _ in texts]
+        rows = []
+        answers = self._continuations([answer for *_, answer in texts])
+        for (id, kind, _, answer), prompt, prompt_ids, (answer_ids, n_lead) in zip(
+            texts, prompts, self._tokenize(prompts), answers, strict=True
+        ):
+            row = self._join(id, kind, prompt, answer, prompt_ids, answer_ids, n_lead)
+            self._check(row)
+            rows.append(row)
+        return rows
+
+    def _continuations(self, answers: Sequence[str]) -> list[tuple[list[int], int]]:
+        """Tokens of separator + answer as they are in the middle of a text, and how many of them are separator alone.
+
+        Tokenizers of the SentencePiece kind put a blank in front of whatever they are given. Behind a line break, which
+        merges with nothing, they do not.
+        """
+        if not answers:
+            return []
+        separator = self.format.separator
+        border = len(BREAK) + len(separator.rstrip())
+        encoded = self.tokenizer(
+            [BREAK + separator + answer for answer in answers], add_special_tokens=False, return_offsets_mapping=True
+        )
+        found = []
+        for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            first = next((k for k, (_, end) in enumerate(offsets) if end > len(BREAK)), len(ids))
+            n_lead = sum(len(BREAK) < end <= border for _, end in offsets)
+            found.append((ids[first:], n_lead))
+        return found
+
+    def _join(
+        self, id: str, kind: str, prompt: str, answer: str, prompt_ids: list[int], answer_ids: list[int], n_lead: int
+    ) -> Row:
+        """Join, and where the row is too long cut the prompt from its left end, never the answer to nothing."""
+        head = [self.bos] if self.bos is not None else []
+        if head and prompt_ids[:1] == head:
+            prompt_ids = prompt_ids[1:]
+        room = self.max_length - len(head)
+        labels = [*answer_ids, self.end][:room]
+        kept = prompt_ids[len(prompt_ids) - min(len(prompt_ids), room - len(labels)) :]
+        truncated = len(labels) <= len(answer_ids) or len(kept) < len(prompt_ids)
+        ids = (*head, *kept, *labels)
+        n_prompt = len(head) + len(kept)
+        return Row(id, kind, prompt, answer, ids, n_prompt, min(len(answer_ids), len(labels)), n_lead, truncated)
+
+    def _check(self, row: Row) -> None:
+        """The labels must be the answer, and BOS must stand once at the start: a wrong border would poison every number."""
+        content = row.input_ids[row.n_prompt + row.n_lead : row.n_prompt + row.n_content]
+        decoded = self.tokenizer.decode(content, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        want, found = _squeeze(row.answer), _squeeze(decoded)
+        if row.n_prompt == 0 or row.n_content <= row.n_lead:
+            raise UserError(f"data: row {row.id} ({row.kind}) has an empty prompt or answer")
+        if not (want.startswith(found) if row.truncated else want == found):
+            raise UserError(f"data: row {row.id} ({row.kind}): the labels decode to {found!r}, the answer is {want!r}")
+        if self.bos is not None and (row.input_ids[0] != self.bos or self.bos in row.input_ids[1:]):
+            raise UserError(f"data: row {row.id} ({row.kind}): needs exactly one BOS at its start")
+
+
+def _squeeze(text: str) -> str:
+    """Tokenizers may add or drop blanks at the border and fold runs of them; letters they must not touch."""
+    return " ".join(text.split())
+
+
+def answer_tokens(rows: Iterable[Row]) -> int:
+    """Labelled tokens, end markers included."""
+    return sum(row.n_answer for row in rows)
+
+
+def longest(rows: Iterable[Row], size: Callable[[Row], int] = lambda row: len(row.input_ids)) -> int:
+    """Length in tokens of the longest row; 0 without rows."""
+    return max((size(row) for row in rows), default=0)

@@ -1,0 +1,99 @@
+"""One objective over one optimizer step: the sum of its terms over all micro-batches, divided once by their true count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unlearn.data.batches import Batch
+from unlearn.gradients.collect import Pass
+from unlearn.objectives.logprobs import AnswerModel, Answers
+from unlearn.objectives.objective import Objective
+
+Autocast = Callable[[], AbstractContextManager[None]]
+
+
+def autocast_for(precision: str, device: torch.device) -> Autocast:
+    """The context of a forward pass: bf16 compute over fp32 weights for bf16_mixed, nothing otherwise."""
+    if precision == "bf16_mixed":
+        return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext
+
+
+@dataclass
+class Reference:
+    """What the objectives know of the start model.
+
+    logp    sequence log-probability of each row's answer, by row id, computed once before the first step
+    model   a frozen copy, only for objectives that need its whole distribution
+    """
+
+    logp: dict[str, float]
+    model: AnswerModel | None = None
+
+    def add_to(self, answers: Answers, batch: Batch, needs: frozenset[str]) -> Answers:
+        """The answers, with what `needs` names of the start model at the same tokens."""
+        if "reference_logp" in needs:
+            logp_B = torch.tensor([self.logp[id] for id in batch.ids], device=answers.logits_NV.device)
+            answers = replace(answers, reference_logp_B=logp_B)
+        if "reference_logits" in needs:
+            assert self.model is not None
+            with torch.no_grad():
+                answers = replace(answers, reference_logits_NV=self.model(batch).logits_NV)
+        return answers
+
+
+def backward(
+    model: AnswerModel,
+    objective: Objective,
+    batches: Sequence[Batch],
+    reference: Reference,
+    autocast: Autocast,
+    scale: float,
+) -> Pass:
+    """Add `scale` times the gradient of the objective's mean over all its units in `batches` to `.grad`."""
+    units = sum(batch.n_tokens if objective.unit == "token" else len(batch) for batch in batches)
+    loss, nll = 0.0, 0.0
+    for batch in batches:
+        with autocast():
+            answers = reference.add_to(model(batch), batch, objective.needs)
+            terms: Tensor = objective.terms(answers).float().sum()
+        (terms * (scale / units)).backward()
+        loss += terms.detach().double().item() / units
+        nll -= answers.logp_N.detach().double().sum().item()
+    return Pass(loss, nll / sum(batch.n_tokens for batch in batches))
+
+
+@torch.no_grad()
+def mean_nll(model: AnswerModel, batches: Sequence[Batch], autocast: Autocast) -> float:
+    """Cross-entropy per answer token over all batches, in nats, with dropout off."""
+    was_training = model.model.training
+    model.model.eval()
+    total = torch.zeros((), dtype=torch.float64)
+    for batch in batches:
+        with autocast():
+            total -= model(batch).logp_N.double().sum().cpu()
+    model.model.train(was_training)
+    return total.item() / sum(batch.n_tokens for batch in batches)
+
+
+@torch.no_grad()
+def sequence_logp(model: AnswerModel, batches: Sequence[Batch], autocast: Autocast) -> dict[str, float]:
+    """Summed log-probability of each row's answer, by row id."""
+    logp: dict[str, float] = {}
+    for batch in batches:
+        with autocast():
+            answers = model(batch)
+        logp |= dict(zip(batch.ids, answers.per_row(answers.logp_N).tolist(), strict=True))
+    return logp
+
+
+def has_dropout(model: Any) -> bool:
+    """Whether a forward pass in training mode differs from one in eval mode."""
+    modules = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
+    return modules or getattr(model.config, "attention_dropout", 0) > 0
