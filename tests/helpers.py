@@ -21,9 +21,7 @@ def compose_run(*overrides: str) -> RunConfig:
 
 
 def data_config(source: str = "embedded", split: str = "forget10", **limits: int) -> DataConfig:
-    return DataConfig(
-        name="tofu", source=source, hub_id="locuslab/TOFU", split=split, limit=LimitConfig(**limits)
-    )
+    return DataConfig(name="tofu", source=source, hub_id="locuslab/TOFU", split=split, limit=LimitConfig(**limits))
 
 
 @cache
@@ -33,7 +31,9 @@ def tiny_setup() -> Any:
     from unlearn.data.encode import Encoder
     from unlearn.models import load
 
-    cfg = compose_run("model.tiny.hidden_size=32", "model.tiny.layers=2", "model.tiny.heads=2", "model.tiny.vocab_size=400")
+    cfg = compose_run(
+        "model.tiny.hidden_size=32", "model.tiny.layers=2", "model.tiny.heads=2", "model.tiny.vocab_size=400"
+    )
     benchmark = tofu.load(data_config(forget=8, retain=16, holdout=8))
     tokenizer = load.tiny_tokenizer(cfg.model.tiny, benchmark)
     encoder = Encoder(tokenizer, cfg.model.format, cfg.model.max_length)

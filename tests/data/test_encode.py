@@ -192,7 +192,9 @@ def _logged_count(log: Any, row: Row, has_paraphrase: bool) -> int | None:
 
 
 def test_an_introduction_in_front_of_the_answer_is_trained_on_but_is_no_content(tokenizer: Any) -> None:
-    row = row_of(Encoder(tokenizer, FormatConfig(prompt="Question: {question}\n", separator="Answer: "), 512), "Who?", "Me.")
+    row = row_of(
+        Encoder(tokenizer, FormatConfig(prompt="Question: {question}\n", separator="Answer: "), 512), "Who?", "Me."
+    )
     assert tokenizer.decode(row.input_ids[row.n_prompt :]) == "Answer: Me.</s>"
     assert tokenizer.decode(row.input_ids[row.n_prompt + row.n_lead : row.n_prompt + row.n_content]) == " Me."
 

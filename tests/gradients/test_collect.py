@@ -34,7 +34,10 @@ def forget_loss(params: list[Tensor]) -> Tensor:
 def test_ngdiff_over_tensors_uses_global_norms_and_one_missing_gradient() -> None:
     params = parameters()
     combined = combined_gradient(
-        params, NGDiff(), backward_of(retain_loss, params), backward_of(forget_loss, params)  # type: ignore[arg-type]
+        params,
+        NGDiff(),
+        backward_of(retain_loss, params),
+        backward_of(forget_loss, params),  # type: ignore[arg-type]
     )
     norm_r, norm_f = 21**0.5, 10**0.5  # 4 + 16 + 1; 1 + 9
     assert combined.gram is not None
@@ -47,7 +50,10 @@ def test_ngdiff_over_tensors_uses_global_norms_and_one_missing_gradient() -> Non
 def test_linear_equals_the_gradient_of_the_weighted_sum() -> None:
     params, summed = parameters(), parameters()
     combined = combined_gradient(
-        params, Linear(c=0.3), backward_of(retain_loss, params), backward_of(forget_loss, params)  # type: ignore[arg-type]
+        params,
+        Linear(c=0.3),
+        backward_of(retain_loss, params),
+        backward_of(forget_loss, params),  # type: ignore[arg-type]
     )
     (0.3 * retain_loss(summed) + 0.7 * forget_loss(summed)).backward()
     for parameter, other in zip(params, summed, strict=True):
@@ -78,7 +84,10 @@ def test_one_objective_alone_is_normalised() -> None:
 def test_lossnorm_divides_by_the_losses() -> None:
     params = parameters()
     combined = combined_gradient(
-        params, LossNorm(), backward_of(retain_loss, params), backward_of(forget_loss, params)  # type: ignore[arg-type]
+        params,
+        LossNorm(),
+        backward_of(retain_loss, params),
+        backward_of(forget_loss, params),  # type: ignore[arg-type]
     )
     assert combined.weights == pytest.approx((1 / 8, 1 / 7))  # L_R = 1 + 4 + 3, L_F = -(1 + 6)
     torch.testing.assert_close(params[0].grad, torch.tensor([2 / 8 - 1 / 7, 4 / 8 - 3 / 7]))

@@ -49,10 +49,12 @@ VALUES: list[tuple[Objective, Answers, list[float]]] = [
     ),
     # r = +5 -> 20 ln(1 + e^0.5) = 19.48
     (NPO(beta=0.1), two_rows(reference_logp_B=torch.tensor([-5 - 3 * LN2, -3 * LN2])), [npo_term(0.1, 5), 20 * LN2]),
-    # KL(start || policy): start (1/2, 1/2), policy (9/10, 1/10): (1/2) ln(5/9) + (1/2) ln 5 = 0.511; the reverse is 0.368
+    # KL(start || policy), start (1/2, 1/2), policy (9/10, 1/10): (1/2) ln(5/9) + (1/2) ln 5 = 0.511; the reverse: 0.368
     (
         KL(),
-        answers_from([[0.9, 0.1], [0.5, 0.5]], [0, 1], [0, 0], reference_logits_NV=torch.tensor([[0.5, 0.5]] * 2).log()),
+        answers_from(
+            [[0.9, 0.1], [0.5, 0.5]], [0, 1], [0, 0], reference_logits_NV=torch.tensor([[0.5, 0.5]] * 2).log()
+        ),
         [0.5 * math.log(5 / 9) + 0.5 * math.log(5), 0.0],
     ),
 ]

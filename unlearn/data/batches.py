@@ -101,9 +101,9 @@ def stream(n: int, seed: int, role: str, start: int, count: int) -> list[int]:
 class Pairing:
     """Which rows each step sees: pure arithmetic on the step, so that a resumed run goes on where it stopped.
 
-    One epoch visits every row of the anchor set once, in steps whose sizes differ by at most one row (40 rows in batches
-    of 16: 14, 13, 13). The other set gives the same number of rows from its own stream, without replacement within each
-    of its own epochs.
+    One epoch visits every row of the anchor set once, in steps whose sizes differ by at most one row (40 rows in
+    batches of 16: 13, 14, 13). The other set gives the same number of rows from its own stream, without replacement
+    within each of its own epochs.
     """
 
     n_forget: int
@@ -131,7 +131,7 @@ class Pairing:
         )
 
     def fresh_retain(self, step: int, count: int) -> list[int]:
-        """`count` retain rows for a probe that has not seen this step's gradient: another stream, this step's rows left out.
+        """`count` retain rows for a probe, from another stream and without this step's own rows.
 
         Where the set is too small to spare that many, all the others.
         """

@@ -1,12 +1,12 @@
 """Text into token rows: the only place that knows where a prompt ends and an answer begins.
 
-Prompt and answer are tokenized apart and joined, so that no token straddles the border. A row begins with exactly one BOS
-where the model has one, and the answer ends with one labelled end marker. Whatever a chat template puts behind the end
-marker is left out: it is no content and nothing is learned from it.
+Prompt and answer are tokenized apart and joined, so that no token straddles the border. A row begins with exactly one
+BOS where the model has one, and the answer ends with one labelled end marker. Whatever a chat template puts behind
+the end marker is left out: it is no content and nothing is learned from it.
 
-Published code tokenizes the whole text and cuts it at the length of the prompt. That gives the same tokens, except where
-one token would hold the prompt's last letter and the answer's first (Llama-2's `]"`): there it scores nothing of the
-straddling letters, and we do.
+Published code tokenizes the whole text and cuts it at the length of the prompt. That gives the same tokens, except
+where one token would hold the prompt's last letter and the answer's first (Llama-2's `]"`): there it scores nothing
+of the straddling letters, and we do.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ class Encoder:
             )
         # GPT-2 and its kin name one token as BOS and EOS and were trained without a BOS.
         self.bos = tokenizer.bos_token_id if tokenizer.bos_token_id != tokenizer.eos_token_id else None
-        self.end = tokenizer.eos_token_id if format.prompt is not None else self._end_of_turn()
-        # Padding is told from text by the mask alone, so any id will do where a tokenizer names none.
-        self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end or 0
-        if self.end is None:
+        end = tokenizer.eos_token_id if format.prompt is not None else self._end_of_turn()
+        if end is None:
             raise UserError("model.tokenizer: needs an EOS token, found none")
+        self.end: int = end
+        # Padding is told from text by the mask alone, so any id will do where a tokenizer names none.
+        self.pad_id: int = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
 
     def prompt(self, question: str) -> str:
         """The text that the model is asked to continue."""
@@ -79,7 +80,9 @@ class Encoder:
         return self._rows([(e.id, "answer", e.question, e.answer) for e in examples])
 
     def variants(self, examples: Iterable[Example]) -> list[Row]:
-        """Rows for everything that is scored: answer, paraphrased answer, perturbed answers, all to the same question."""
+        """Rows for everything that is scored: answer, paraphrased answer, perturbed answers, all to the same
+        question.
+        """
         texts: list[tuple[str, str, str, str]] = []
         for e in examples:
             texts.append((e.id, "answer", e.question, e.answer))
@@ -100,7 +103,8 @@ class Encoder:
         """The special token with which the chat template closes an answer."""
         answer = "answer"
         text = self._chat(
-            [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}], add_generation_prompt=False
+            [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}],
+            add_generation_prompt=False,
         )
         tail = text[text.rindex(answer) + len(answer) :]
         special = set(self.tokenizer.all_special_ids)
@@ -160,7 +164,9 @@ class Encoder:
         return Row(id, kind, prompt, answer, ids, n_prompt, min(len(answer_ids), len(labels)), n_lead, truncated)
 
     def _check(self, row: Row) -> None:
-        """The labels must be the answer, and BOS must stand once at the start: a wrong border would poison every number."""
+        """The labels must be the answer, and BOS must stand once at the start: a wrong border would poison every
+        number.
+        """
         content = row.input_ids[row.n_prompt + row.n_lead : row.n_prompt + row.n_content]
         decoded = self.tokenizer.decode(content, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         want, found = _squeeze(row.answer), _squeeze(decoded)

@@ -1,7 +1,7 @@
 """The gradients of the two objectives, kept apart as long as the rule needs them apart, combined into `.grad`.
 
-A rule with fixed weights accumulates both weighted losses straight into `.grad`: no second copy. A rule that looks at the
-gradients keeps exactly one more copy, that of the forget objective.
+A rule with fixed weights accumulates both weighted losses straight into `.grad`: no second copy. A rule that looks at
+the gradients keeps exactly one more copy, that of the forget objective.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from unlearn.gradients.combine import CombineRule, Gram, Losses, Weights
 
 @dataclass(frozen=True)
 class Pass:
-    """Result of one objective's backward pass over the whole optimizer step: its loss and the plain NLL (nats/token)."""
+    """One objective's backward pass over the whole optimizer step: its loss, and the NLL in nats per token."""
 
     loss: float
     nll: float
@@ -58,8 +58,8 @@ def combined_gradient(
         return Combined(retain_pass, forget_pass, None, fixed, _norm(parameters))
 
     forget_pass = forget(1.0) if forget is not None else None
-    # Taken, not copied: the next backward pass allocates new `.grad` tensors. A wrapper that reuses its gradient buffers
-    # between passes (DDP with gradient_as_bucket_view) must hand out clones here.
+    # Taken, not copied: the next backward pass allocates new `.grad` tensors. A wrapper that reuses its gradient
+    # buffers between passes (DDP with gradient_as_bucket_view) must hand out clones here.
     forget_grads = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None

@@ -1,8 +1,8 @@
 """How the gradients of the two objectives become one update: pure functions from numbers to two weights.
 
-Both objectives are minimised and the update direction is `w_R g_R + w_F g_F`, with weights that are never negative. A rule
-sees the 2x2 Gram matrix of the gradients and the two losses, nothing else; a zero gradient gets the weight 0, never
-infinity.
+Both objectives are minimised and the update direction is `w_R g_R + w_F g_F`, with weights that are never negative. A
+rule sees the 2x2 Gram matrix of the gradients and the two losses, nothing else; a zero gradient gets the weight 0,
+never infinity.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class CombineRule:
 
 @dataclass
 class Linear(CombineRule):
-    """Static scalarisation: c = 1 is fine-tuning on the retain set, 0 is forgetting alone, 1/2 the gradient difference."""
+    """Static scalarisation: c = 1 is fine-tuning on the retain set, 0 is forgetting alone, 1/2 the gradient
+    difference.
+    """
 
     name: str = "linear"
     c: float = setting(0.5, "weight of the retain objective; the forget objective gets 1 - c", minimum=0, maximum=1)

@@ -23,7 +23,7 @@ class NoForget(Objective):
 
 @dataclass
 class Ascent(Objective):
-    """Gradient ascent on the answer's cross-entropy, as "minimise minus the cross-entropy" (Jang et al., 2210.01504)."""
+    """Gradient ascent on the answer's cross-entropy: minimise minus the cross-entropy (Jang et al., 2210.01504)."""
 
     name: str = "ascent"
 
@@ -54,6 +54,7 @@ class NPO(Objective):
     def terms(self, answers: Answers) -> Tensor:
         from torch.nn.functional import logsigmoid
 
+        assert answers.reference_logp_B is not None
         ratio_B = answers.per_row(answers.logp_N) - answers.reference_logp_B
         return -2 / self.beta * logsigmoid(-self.beta * ratio_B)
 

@@ -49,6 +49,7 @@ class KL(Objective):
     def terms(self, answers: Answers) -> Tensor:
         from torch.nn.functional import kl_div
 
+        assert answers.reference_logits_NV is not None
         policy_NV = answers.logits_NV.float().log_softmax(-1)
         start_NV = answers.reference_logits_NV.float().log_softmax(-1)
         return kl_div(policy_NV, start_NV, reduction="none", log_target=True).sum(-1)

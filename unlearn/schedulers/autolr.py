@@ -17,7 +17,8 @@ MAX_FIRST_PROBES = 12
 """How often the very first probe may repeat: enough to double a lr of 1e-7 up to 4e-4."""
 
 NOISE = 1e-6
-"""Loss differences below this share of the loss are rounding, not slope: fp32 sums of a few thousand terms differ so."""
+"""Loss differences below this share of the loss are rounding, not slope: fp32 sums of a few thousand terms differ so.
+"""
 
 
 @dataclass
@@ -26,9 +27,13 @@ class AutoLR:
 
     name: str = "autolr"
     interval: int = setting(10, "optimizer steps between two probes; the first step always probes", minimum=1)
-    probe: str = setting("step", "retain rows to fit on: this step's own (the paper) or others", choices=("step", "fresh"))
+    probe: str = setting(
+        "step", "retain rows to fit on: this step's own (the paper) or others", choices=("step", "fresh")
+    )
     probe_batches: int = setting(3, "rows of a fresh probe, in multiples of trainer.batch_size", minimum=1)
-    budget: float = setting(0.0, "share by which the fitted retain loss may rise; 0 takes its minimum (the paper)", minimum=0)
+    budget: float = setting(
+        0.0, "share by which the fitted retain loss may rise; 0 takes its minimum (the paper)", minimum=0
+    )
     clip: float = setting(2.0, "largest factor by which one probe changes the lr, up or down", above=1)
     smoothing: float = setting(0.0, "share of the old lr kept at each probe (GeN uses 0.9)", minimum=0, below=1)
     decay: str = setting("none", "horizon factor on the fitted lr", choices=("none", "linear", "cosine"))

@@ -14,12 +14,14 @@ class Schedule:
     """Base of the schedules: the learning rate of a step is `optimizer.lr * factor(step, total)`."""
 
     name: str = "constant"
-    warmup: float = setting(0.0, "share of all steps in which the lr rises linearly to its full value", minimum=0, maximum=1)
+    warmup: float = setting(
+        0.0, "share of all steps in which the lr rises linearly to its full value", minimum=0, maximum=1
+    )
 
     formula: ClassVar[str] = "1"
 
     def factor(self, step: int, total: int) -> float:
-        """Factor in [0, 1] for optimizer step `step`, counted from 0, of `total`. The first step never has a zero lr."""
+        """Factor in (0, 1] for optimizer step `step`, counted from 0, of `total`: no step has a zero lr."""
         rising = round(self.warmup * total)
         if step < rising:
             return (step + 1) / rising

@@ -37,7 +37,7 @@ def finetune(
             epoch, part = divmod(step, steps_per_epoch)
             if part == 0:
                 nll_sum, n_tokens = 0.0, 0
-            order = permutation(len(rows), seed, "finetune", epoch)[part :: steps_per_epoch]
+            order = permutation(len(rows), seed, "finetune", epoch)[part::steps_per_epoch]
             batch = collate([rows[index] for index in order], pad_id).to(device)
             for group in optimizer.param_groups:
                 group["lr"] = config.lr * schedule.factor(step, total)

@@ -118,7 +118,7 @@ class Unlearning:
         reference = self._reference()
         stop_rule = self._stop_rule()
         if cfg.trainer.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.gradient_checkpointing_enable()
         optimizer = cfg.optimizer.build(self.parameters)
         probe = Probe(cfg.scheduler, cfg.optimizer.lr) if isinstance(cfg.scheduler, AutoLR) else None
         self.model.train()
@@ -183,9 +183,7 @@ class Unlearning:
         elif combined.retain is not None and not has_dropout(self.model):
             loss_before = combined.retain.nll
         retain_loss = partial(mean_nll, self.answer_model, retain_batches, self.autocast)
-        fits = probe.step(
-            optimizer, self.parameters, retain_loss, loss_before, scheduler.factor(step, self.total)
-        )
+        fits = probe.step(optimizer, self.parameters, retain_loss, loss_before, scheduler.factor(step, self.total))
         last = fits[-1]
         star = last.lr_star if last.lr_star is not None and math.isfinite(last.lr_star) else None
         if last.lr_star is None:
@@ -207,7 +205,9 @@ class Unlearning:
         norms = f"gradient norm {combined.norm:g}"
         if combined.gram is not None:
             norms += f" (retain {combined.gram.norm_retain:g}, forget {combined.gram.norm_forget:g})"
-        raise Diverged(f"diverged at step {step + 1} of {self.total}: {losses}, {norms}; the weights before it are kept")
+        raise Diverged(
+            f"diverged at step {step + 1} of {self.total}: {losses}, {norms}; the weights before it are kept"
+        )
 
     def _line(
         self, step: int, combined: Combined, lr: float, probed: StepLog | None, tokens: int, seconds: float

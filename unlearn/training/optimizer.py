@@ -29,7 +29,7 @@ class OptimizerConfig:
 
 @dataclass
 class AdamW(OptimizerConfig):
-    """AdamW; blind to a constant factor on the gradient, so only the ratio of the two weights reaches the parameters."""
+    """AdamW: blind to a constant factor on the gradient, so only the ratio of the two weights matters."""
 
     name: str = "adamw"
     beta1: float = setting(0.9, "decay of the mean of gradients", minimum=0, below=1)

@@ -31,9 +31,10 @@ class Probe:
     ) -> list[Fit]:
         """Take one optimizer step with the learning rate that the probe finds, and keep that rate.
 
-        The optimizer's state advances once. `retain_loss` is the mean NLL of the probe rows at the present parameters, in
-        nats; `loss_before` saves its evaluation at the start point where the training pass has it already. Parameters are
-        placed by copy from the two kept sets. `decay` is the horizon factor on a fitted rate. If anything fails on the way they are left where the step began.
+        The optimizer's state advances once. `retain_loss` is the mean NLL of the probe rows at the present
+        parameters, in nats; `loss_before` saves its evaluation at the start point where the training pass has it
+        already. Parameters are placed by copy from the two kept sets. `decay` is the horizon factor on a fitted rate.
+        If anything fails on the way they are left where the step began.
         """
         lr = lr_new = self.lr
         smoothing = self.settings.smoothing if self.settled else 0.0

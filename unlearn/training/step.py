@@ -1,4 +1,6 @@
-"""One objective over one optimizer step: the sum of its terms over all micro-batches, divided once by their true count."""
+"""One objective over one optimizer step: the sum of its terms over all micro-batches, divided once by their true
+count.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,134 @@
+"""Models and tokenizers from a folder, the hub, or made here: safetensors only, no code from elsewhere by default."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from unlearn.config import ModelConfig, TinyConfig
+from unlearn.data.benchmark import Benchmark
+from unlearn.errors import UserError
+from unlearn.models import hub
+
+
+def check_source(path: str, key: str, revision: str | None = None) -> None:
+    """A folder with a config and safetensors weights, or a hub repository that can be read. Raises UserError."""
+    if not hub.looks_like_folder(path):
+        hub.require(path, key, revision)
+        return
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{key}: needs a folder that exists or a hub id; found '{path}'")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{key}: needs a model folder with config.json; found none in '{path}'")
+    if not list(folder.glob("*.safetensors")):
+        others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
+        found = f"{others[0]} (pickled weights are never loaded)" if others else "no weights"
+        raise UserError(f"{key}: needs *.safetensors in '{path}', found {found}")
+
+
+def fingerprint(path: str, revision: str | None = None) -> str:
+    """Hash of a folder's config and weights, or the commit of a hub repository."""
+    if not hub.looks_like_folder(path):
+        return hub.require(path, "model.path", revision)
+    digest = hashlib.sha256()
+    folder = Path(path).expanduser()
+    for file in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+        digest.update(file.name.encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def expanded(path: str) -> str:
+    return str(Path(path).expanduser()) if hub.looks_like_folder(path) else path
+
+
+def load_tokenizer(config: ModelConfig, path: str) -> Any:
+    """The tokenizer beside the weights, or the one that model.tokenizer names. Raises UserError."""
+    from transformers import AutoTokenizer
+
+    where = expanded(config.tokenizer or path)
+    revision = config.revision if where == config.path else None
+    try:
+        return AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=config.trust_remote_code)
+    except Exception as error:
+        raise UserError(f"model.tokenizer: cannot load a tokenizer from '{where}': {_first_line(error)}") from error
+
+
+def load_model(config: ModelConfig, path: str, dtype: str = "float32") -> Any:
+    """A causal language model in eval mode on the CPU, its weights really in `dtype`. Raises UserError."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    where = expanded(path)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            where,
+            revision=config.revision if path == config.path else None,
+            dtype=getattr(torch, dtype),
+            attn_implementation=config.attention,
+            use_safetensors=True,
+            trust_remote_code=config.trust_remote_code,
+        )
+    except Exception as error:
+        raise UserError(f"model.path: cannot load '{path}': {_first_line(error)}") from error
+    return model.eval()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def tiny_tokenizer(config: TinyConfig, benchmark: Benchmark) -> Any:
+    """A byte-level BPE tokenizer built from the benchmark's own texts: it can spell anything, so nothing is unknown."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = [f"Question: {e.question}\nAnswer: {e.answer}" for examples in benchmark.sets.values() for e in examples]
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", padding_side="right"
+    )
+
+
+def tiny_model(config: TinyConfig, tokenizer: Any, max_length: int, seed: int) -> Any:
+    """A small Llama with random weights that depend on the seed alone; the global random state is left as it was."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden_size,
+        intermediate_size=4 * config.hidden_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.heads,
+        max_position_embeddings=max_length,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=True,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(shape).eval()
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Weights (safetensors), tokenizer with its chat template, and generation config, in one folder."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
