@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unlearn.data.batches import Pairing, by_length, collate, micro_batches, permutation
+from unlearn.data.batches import Pairing, by_length, collate, epoch_batches, micro_batches, permutation
 from unlearn.data.encode import Row
 
 
@@ -33,6 +33,18 @@ def test_micro_batches_hold_every_row_once() -> None:
     batches = micro_batches(rows, 4, pad_id=0)
     assert [len(batch) for batch in batches] == [4, 4, 3]
     assert sorted(id for batch in batches for id in batch.ids) == sorted(row.id for row in rows)
+
+
+@pytest.mark.parametrize("n", [1, 40, 131])
+def test_a_training_epoch_visits_every_row_once_in_batches_of_like_length(n: int) -> None:
+    rows = [row(1 + 7 * k % 23, 2, f"x/{k}") for k in range(n)]
+    batches = epoch_batches(rows, 4, seed=0, epoch=0)
+    assert sorted(place for batch in batches for place in batch) == list(range(n))
+    assert len(batches) == -(-n // 4)
+    padded = sum(len(batch) * max(len(rows[place].input_ids) for place in batch) for batch in batches)
+    assert padded <= 1.25 * sum(len(row.input_ids) for row in rows)
+    if n > 1:
+        assert epoch_batches(rows, 4, seed=0, epoch=1) != batches
 
 
 def test_evaluation_batches_keep_to_the_token_budget_and_know_their_rows() -> None:

@@ -76,6 +76,19 @@ def by_length(rows: Sequence[Row], token_budget: int, pad_id: int) -> Iterator[t
         start += size
 
 
+def epoch_batches(rows: Sequence[Row], size: int, seed: int, epoch: int) -> list[list[int]]:
+    """One pass over all rows in batches of like length, so that little is padding, in an order that the seed decides.
+
+    Rows are shuffled, sorted by length within pools of eight batches, cut into batches, and the batches shuffled.
+    """
+    order = permutation(len(rows), seed, "finetune", epoch)
+    batches: list[list[int]] = []
+    for start in range(0, len(order), 8 * size):
+        pool = sorted(order[start : start + 8 * size], key=lambda index: len(rows[index].input_ids))
+        batches += [pool[first : first + size] for first in range(0, len(pool), size)]
+    return [batches[place] for place in permutation(len(batches), seed, "finetune batches", epoch)]
+
+
 @lru_cache(maxsize=8)
 def permutation(n: int, seed: int, role: str, epoch: int) -> tuple[int, ...]:
     """Order of n rows in one epoch of one role: a function of its arguments alone, on any machine."""

@@ -37,12 +37,15 @@ def require(repo_id: str, key: str, revision: str | None = None, kind: str = "mo
 
     Raises UserError: gated, not found, or out of reach, each with what to do.
     """
-    cached = cached_revision(repo_id, revision, kind)
-    if cached is not None:
-        return cached
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
+    try:
+        cached = cached_revision(repo_id, revision, kind)
+    except HFValidationError:
+        raise UserError(f"{key}: needs a folder that exists or a hub id; found '{repo_id}'") from None
+    if cached is not None:
+        return cached
     if constants.HF_HUB_OFFLINE:
         raise UserError(f"{key}: '{repo_id}' is not in the local hub cache, and HF_HUB_OFFLINE is set")
     what = f"{key}: the {kind} '{repo_id}' on the hub"
@@ -57,8 +60,6 @@ def require(repo_id: str, key: str, revision: str | None = None, kind: str = "mo
         raise UserError(f"{what} has no revision '{revision}'") from None
     except RepositoryNotFoundError:
         raise UserError(f"{what} does not exist, or is private: check the name, or `hf auth login`") from None
-    except HFValidationError:
-        raise UserError(f"{key}: needs a folder that exists or a hub id; found '{repo_id}'") from None
     except Exception as error:
         raise UserError(
             f"{what} cannot be reached ({type(error).__name__}): go online, or give a local folder instead"

@@ -19,6 +19,9 @@ from unlearn.models import hub, load
 
 TRAIN = "train"
 
+VERSION = 1
+"""Raised when the way in which target and reference are trained changes, so that cached ones are trained again."""
+
 
 @dataclass(frozen=True)
 class Sources:
@@ -140,6 +143,7 @@ class Stages:
             "max_length": model.max_length,
             "finetune": asdict(model.finetune),
             "seed": self.cfg.seed,
+            "version": VERSION,
         }
 
     def _stage(self, source: str, role: str, examples: tuple[Example, ...]) -> Stage:

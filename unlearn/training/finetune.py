@@ -10,7 +10,7 @@ import torch
 
 from unlearn.config import FinetuneConfig
 from unlearn.console import progress
-from unlearn.data.batches import collate, permutation
+from unlearn.data.batches import collate, epoch_batches
 from unlearn.data.encode import Row
 from unlearn.errors import Diverged
 from unlearn.objectives.logprobs import AnswerModel
@@ -30,15 +30,15 @@ def finetune(
     schedule = Linear(warmup=config.warmup)
     steps_per_epoch = math.ceil(len(rows) / config.batch_size)
     total = config.epochs * steps_per_epoch
+    batches: list[list[int]] = []
     nll_sum, n_tokens = 0.0, 0
     with progress() as bars:
         bar = bars.add_task(title, total=total, note="")
         for step in range(total):
             epoch, part = divmod(step, steps_per_epoch)
             if part == 0:
-                nll_sum, n_tokens = 0.0, 0
-            order = permutation(len(rows), seed, "finetune", epoch)[part::steps_per_epoch]
-            batch = collate([rows[index] for index in order], pad_id).to(device)
+                batches, nll_sum, n_tokens = epoch_batches(rows, config.batch_size, seed, epoch), 0.0, 0
+            batch = collate([rows[index] for index in batches[part]], pad_id).to(device)
             for group in optimizer.param_groups:
                 group["lr"] = config.lr * schedule.factor(step, total)
             optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,148 @@
+"""The flow of one run, from a typed config to a folder of results.
+
+prepare    data, tokenizer, rows, sources of target and reference: every user's error ends here
+target     the model that knows everything (published, given, or trained once and cached)
+reference  the model that never saw the forget set, and its scores
+before     evaluation of the start model
+train      the optimizer steps
+after      evaluation again; records -> metrics -> results.json, report.html, W&B
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unlearn.config import RunConfig
+from unlearn.console import console, log, logging_to
+from unlearn.dry_run import describe
+from unlearn.errors import Diverged, UserError
+from unlearn.plan import Prepared, prepare
+from unlearn.recorder import Recorder
+from unlearn.report.summary import print_summary
+
+if TYPE_CHECKING:
+    from unlearn.evaluation.comparison import Comparison
+    from unlearn.models.stages import Stage, Stages
+
+
+def run(cfg: RunConfig, warnings: list[str]) -> None:
+    """Run once. Raises UserError before anything is loaded, Diverged where training met a step that is not finite."""
+    with logging_to(None):
+        for warning in warnings:
+            log.warning("warning: %s", warning)
+        prepared = prepare(cfg)
+        if cfg.dry_run:
+            print("\n".join(describe(prepared)))
+            return
+        recorder = Recorder(cfg, prepared)
+    with logging_to(recorder.path / "run.log"):
+        try:
+            unlearn(prepared, recorder)
+            recorder.finish("done", 0)
+        except Diverged as error:
+            recorder.finish("diverged", error.exit_code, str(error))
+            raise
+        except BaseException as error:
+            recorder.finish("failed", getattr(error, "exit_code", 1), f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            print_summary(console(), recorder.path)
+
+
+def unlearn(prepared: Prepared, recorder: Recorder) -> None:
+    """Stages, training and evaluation, in the order in which they are reported."""
+    from unlearn.evaluation.comparison import Comparison
+    from unlearn.evaluation.suite import Suite
+    from unlearn.models.stages import Stages
+    from unlearn.training.step import autocast_for
+
+    cfg, device = prepared.cfg, prepared.device
+    log.info("%s on %s %s from %s", cfg.method.name, cfg.data.name, cfg.data.split, prepared.benchmark.source)
+    for label in prepared.benchmark.labels:
+        log.info("%s", label)
+    autocast = autocast_for(cfg.trainer.precision, device)
+    suite = Suite(cfg.suite, prepared.encoder, prepared.benchmark, device, autocast)
+    comparison = Comparison(cfg, suite, recorder.path / "records", prepared.sources.reason)
+    stages = Stages(cfg, prepared.benchmark, prepared.tokenizer, prepared.encoder, device)
+    measured = cfg.suite.name != "none"
+
+    with recorder.stage("target") as facts:
+        target = stages.target(prepared.sources)
+        facts["cached"] = target.cached
+    if measured and prepared.sources.reference is not None:
+        with recorder.stage("reference") as facts:
+            recorder.results("reference", reference_values(prepared, comparison, stages, facts))
+    model = load_start(prepared, target)
+    if measured:
+        with recorder.stage("before") as facts:
+            values, facts["cached"] = comparison.before(target.fingerprint, model)
+            recorder.results("before", values)
+    if prepared.trains:
+        with recorder.stage("train"):
+            train(prepared, model, recorder)
+    if measured:
+        with recorder.stage("after"):
+            recorder.results("after", comparison.after(model))
+    if prepared.trains and cfg.trainer.save_model:
+        from unlearn.models.load import save
+
+        with recorder.stage("save"):
+            save(model.to("cpu"), prepared.tokenizer, recorder.path / "model")
+
+
+def reference_values(
+    prepared: Prepared, comparison: Comparison, stages: Stages, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Metrics of the reference, from a log or from a model that is trained where it has to be."""
+    source = prepared.sources.reference
+    assert source is not None
+    if prepared.sources.reference_is_log:
+        return dict(comparison.reference_from_log(Path(source)))
+    stage = stages.reference(prepared.sources)
+    facts["cached"] = stage.cached
+    return dict(comparison.reference_from_model(stage.fingerprint, loader(prepared, stage)))
+
+
+def loader(prepared: Prepared, stage: Stage) -> Callable[[], Any]:
+    """How to get a stage's model onto the device, in the precision of the run."""
+    from unlearn.models.load import load_model
+
+    dtype = "bfloat16" if prepared.cfg.trainer.precision == "bf16" else "float32"
+    return lambda: load_model(prepared.cfg.model, stage.path, dtype).to(prepared.device)
+
+
+def load_start(prepared: Prepared, target: Stage) -> Any:
+    """The model that is going to forget, after a check that its output layer is understood."""
+    from unlearn.data.batches import collate
+    from unlearn.objectives.logprobs import check_output_layer
+
+    model = loader(prepared, target)()
+    check_output_layer(model, collate(prepared.rows["forget"][:2], prepared.encoder.pad_id).to(prepared.device))
+    return model
+
+
+def train(prepared: Prepared, model: Any, recorder: Recorder) -> None:
+    """Train in place and record every step. Raises UserError where nothing changed at all."""
+    from unlearn.training.loop import Unlearning
+
+    rows = prepared.rows
+    outcome = Unlearning(
+        prepared.cfg,
+        model,
+        rows["forget"],
+        rows["retain"],
+        rows["holdout"],
+        prepared.encoder.pad_id,
+        prepared.device,
+        recorder.step,
+    ).train()
+    recorder.outcome(outcome)
+    if outcome.stop is not None:
+        log.info("stopped after step %d: %s", outcome.stop.step, outcome.stop.reason)
+    if outcome.changed_tensors == 0:
+        raise UserError(
+            f"optimizer.lr: needs steps that change the weights; {outcome.steps} steps changed none of "
+            f"{outcome.tensors} tensors at {prepared.cfg.optimizer.lr:g} in {prepared.cfg.trainer.precision}"
+        )
