@@ -65,9 +65,9 @@ class TinyConfig:
     """Shape of the embedded model."""
 
     hidden_size: int = setting(96, "width", minimum=8)
-    layers: int = setting(3, "depth", minimum=1)
+    layers: int = setting(2, "depth", minimum=1)
     heads: int = setting(4, "attention heads", minimum=1)
-    vocab_size: int = setting(1024, "size of its byte-level BPE vocabulary", minimum=300)
+    vocab_size: int = setting(768, "size of its byte-level BPE vocabulary", minimum=300)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """One typed setting: its default, what it means, and which values are allowed.
 
-Every settings class of the project declares its fields with `setting`, so that the checks before a run, `--help` and the
-docs read the same words.
+Every settings class of the project declares its fields with `setting`, so that the checks before a run, `--help` and
+the docs read the same words.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def setting(
     below: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A dataclass field with its meaning and its range: `minimum` and `maximum` included, `above` and `below` excluded."""
+    """A dataclass field with its meaning and its range: `above` and `below` exclude their bound."""
     bounds = {"minimum": minimum, "maximum": maximum, "above": above, "below": below, "choices": choices}
     metadata = {"help": help, **{name: bound for name, bound in bounds.items() if bound is not None and bound != ()}}
     if isinstance(default, (list, dict)):

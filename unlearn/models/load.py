@@ -113,7 +113,7 @@ def tiny_model(config: TinyConfig, tokenizer: Any, max_length: int, seed: int) -
     shape = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=config.hidden_size,
-        intermediate_size=4 * config.hidden_size,
+        intermediate_size=8 * config.hidden_size // 3,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
         num_key_value_heads=config.heads,

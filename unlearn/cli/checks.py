@@ -1,0 +1,162 @@
+"""Checks of the whole typed tree: ranges, settings that exclude one another, settings that have no effect."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from unlearn.config import RunConfig
+from unlearn.gradients.combine import Linear
+from unlearn.cli.keys import needs, show
+from unlearn.schedulers.autolr import AutoLR
+from unlearn.setting import permits
+
+ROUNDS_AWAY_BELOW = 1e-4
+"""Learning rates under which most updates of bf16 weights are rounded to nothing: bf16 keeps 8 bits of a weight."""
+
+
+def check_ranges(cfg: Any, prefix: str = "") -> list[str]:
+    """Every value of a tree of dataclasses that is outside its range or not finite, one line each."""
+    faults: list[str] = []
+    for item in dataclasses.fields(cfg):
+        key, value = f"{prefix}{item.name}", getattr(cfg, item.name)
+        if dataclasses.is_dataclass(value):
+            faults += check_ranges(value, f"{key}.")
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                faults += check_ranges(inner, f"{key}.{name}.") if dataclasses.is_dataclass(inner) else []
+        elif not permits(item.metadata, value):
+            faults.append(f"{key}: needs {needs(cfg, item.name)}; found {show(value)}")
+        elif isinstance(value, float) and not math.isfinite(value):
+            faults.append(f"{key}: needs a finite number; found {show(value)}")
+    return faults
+
+
+def cross_checks(cfg: RunConfig) -> list[str]:
+    """Settings that cannot go together, one line each."""
+    faults: list[str] = []
+    lr = cfg.scheduler
+    if isinstance(lr, AutoLR) and lr.min_lr > lr.max_lr:
+        faults.append(f"scheduler.min_lr: needs at most scheduler.max_lr ({lr.max_lr:g}); found {lr.min_lr:g}")
+    if cfg.model.path is None:
+        tiny = cfg.model.tiny
+        # Rotary embeddings turn pairs of dimensions within each head.
+        if tiny.heads >= 1 and tiny.hidden_size % (2 * tiny.heads):
+            faults.append(
+                f"model.tiny.hidden_size: needs a multiple of 2 * model.tiny.heads ({2 * tiny.heads}); "
+                f"found {tiny.hidden_size}"
+            )
+        if cfg.model.target == "self":
+            faults.append("model.target: self needs weights that know the data; set model.path, or model.target=train")
+    return faults
+
+
+def folder_fault(key: str, folder: str) -> str | None:
+    """Why a folder can be neither used nor made, as far as that can be told without making it."""
+    path = Path(folder)
+    nearest = next((step for step in (path, *path.absolute().parents) if step.exists()), Path("/"))
+    if not nearest.is_dir():
+        return f"{key}: needs a folder; {nearest} is a file"
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return f"{key}: cannot write to {nearest}; choose another folder, as in {key}=/path/to/folder"
+    return None
+
+
+class Trained(NamedTuple):
+    """Which of the two models this run has to train before it can start."""
+
+    target: bool
+    reference: bool
+
+
+def trained(cfg: RunConfig) -> Trained:
+    """What "auto" comes to: the published model where the benchmark has one, else training."""
+    published = cfg.model.published.get(cfg.data.name) if cfg.data.source != "embedded" else None
+    target, reference = cfg.model.target, cfg.model.reference
+    if target == "auto":
+        target = published.target if published is not None and published.target else "train"
+    if reference == "auto":
+        given = published is not None and published.reference is not None and target == published.target
+        reference = "train" if not given and target == "train" else "none"
+    return Trained(target == "train", reference == "train")
+
+
+class Idle(NamedTuple):
+    """A key that does nothing here, with the reason. It stands for all keys below it too; "logger." for those alone."""
+
+    key: str
+    when: bool
+    why: str
+
+
+def no_effect(cfg: RunConfig, touched: set[str] | frozenset[str]) -> list[str]:
+    """Warnings, one line each: what the user set (`touched`, dotted keys) and has no effect, and odd combinations."""
+    warned: dict[str, str] = {}
+    for key, when, why in [*_idle_training(cfg, touched), *_idle_elsewhere(cfg)]:
+        if when:
+            for name in sorted(touched):
+                if name == key or name.startswith(f"{key.removesuffix('.')}."):
+                    warned.setdefault(name, f"{name}: has no effect, because {why}")
+    return [*warned.values(), *_combinations(cfg)]
+
+
+def _idle_training(cfg: RunConfig, touched: set[str] | frozenset[str]) -> list[Idle]:
+    method, trainer = cfg.method, cfg.trainer
+    nothing_trained = not method.forget.active and not method.retain.active
+    why = "method/forget and method/retain are none: nothing is trained"
+    steps = ("epochs", "max_steps", "batch_size", "micro_batch_size", "gradient_checkpointing", "clip_norm", "stop")
+    keys = ["scheduler", "optimizer", "method.combine", "data.anchor", *(f"trainer.{name}" for name in steps)]
+    micro = trainer.micro_batch_size
+    return [
+        *(Idle(key, nothing_trained, why) for key in keys),
+        Idle("trainer.epochs", trainer.max_steps is not None, f"trainer.max_steps={trainer.max_steps} decides"),
+        Idle(
+            "trainer.micro_batch_size",
+            micro is not None and micro > trainer.batch_size,
+            f"trainer.batch_size={trainer.batch_size} is smaller",
+        ),
+        Idle("trainer.stop", trainer.stop == "holdout" and not method.forget.active, "method/forget=none"),
+        Idle(
+            "scheduler.probe_batches",
+            isinstance(cfg.scheduler, AutoLR) and cfg.scheduler.probe != "fresh",
+            "scheduler.probe is not fresh",
+        ),
+        Idle("model.lr", "optimizer.lr" in touched, "optimizer.lr is set too"),
+    ]
+
+
+def _idle_elsewhere(cfg: RunConfig) -> list[Idle]:
+    model, own = cfg.model, cfg.model.path is not None
+    return [
+        Idle("model.tiny", own, "model.path is set: the embedded model is not used"),
+        Idle("model.revision", not own, "model.path is null: the embedded model is used"),
+        Idle("model.tokenizer", not own, "the embedded model makes its own tokenizer"),
+        Idle("model.finetune", not any(trained(cfg)), "neither the target nor the reference is trained here"),
+        Idle("model.format.system", model.format.prompt is not None, "model.format.prompt replaces the chat template"),
+        Idle("data.hub_id", cfg.data.source != "hub", f"data.source={cfg.data.source}"),
+        Idle("suite.max_new_tokens", not cfg.suite.generate, "suite.generate is false"),
+        Idle("suite.", cfg.suite.name == "none", "suite=none measures nothing"),
+        Idle("logger.", cfg.logger.name == "none", "logger=none"),
+    ]
+
+
+def _combinations(cfg: RunConfig) -> list[str]:
+    forget, retain, combine = cfg.method.forget, cfg.method.retain, cfg.method.combine
+    lines: list[str] = []
+    if isinstance(combine, Linear) and combine.c == 1 and forget.active:
+        lines.append(f"method.forget={forget.name}: is not trained, because method.combine.c=1 gives it the weight 0")
+    if isinstance(combine, Linear) and combine.c == 0 and retain.active:
+        lines.append(f"method.retain={retain.name}: is not trained, because method.combine.c=0 gives it the weight 0")
+    if not isinstance(combine, Linear) and forget.active != retain.active:
+        missing, left = ("retain", "ascent") if forget.active else ("forget", "descent")
+        lines.append(f"method.combine={combine.name}: has one gradient only (method/{missing}=none): normalised {left}")
+    lr = cfg.optimizer.lr
+    if cfg.trainer.precision == "bf16" and lr < ROUNDS_AWAY_BELOW and (forget.active or retain.active):
+        lines.append(
+            f"trainer.precision=bf16: at optimizer.lr={lr:g} most updates round to nothing; "
+            "bf16_mixed keeps fp32 master weights"
+        )
+    return lines
