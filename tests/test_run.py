@@ -111,7 +111,7 @@ def test_the_saved_model_is_the_one_that_was_scored(done: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(done / "model", local_files_only=True)
     row = next(r for r in records.read(done / "records" / "after" / "forget.parquet") if r.kind == "answer")
     ids = [tokenizer.bos_token_id, *tokenizer(row.prompt, add_special_tokens=False).input_ids]
-    answer = tokenizer(" " + row.answer, add_special_tokens=False).input_ids + [tokenizer.eos_token_id]
+    answer = [*tokenizer(" " + row.answer, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
     with torch.no_grad():
         logp = model(torch.tensor([ids + answer])).logits[0].log_softmax(-1)
     own = [logp[len(ids) - 1 + k, token].item() for k, token in enumerate(answer)]
@@ -152,7 +152,9 @@ def test_a_reference_may_be_missing_if_that_was_said(done: Path, cache: Path, tm
 def test_a_diverged_run_keeps_what_it_has(cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "diverged"
     with pytest.raises(Diverged, match=r"diverged at step [23] of 30: .*loss .*gradient norm"):
-        small(out, cache, "method=ga", "scheduler=constant", "optimizer=sgd", "optimizer.lr=1e20", "trainer.max_steps=30")
+        small(
+            out, cache, "method=ga", "scheduler=constant", "optimizer=sgd", "optimizer.lr=1e20", "trainer.max_steps=30"
+        )
     assert load(out, "run.json")["status"] == "diverged"
     assert "step" in load(out, "run.json")["error"]
     results = load(out, "results.json")

@@ -13,9 +13,9 @@ import pytest
 
 from tests.cli.composing import config, faults, read_conf_once, write
 from unlearn.cli.main import main
+from unlearn.cli.overrides import check
 from unlearn.config import RunConfig
 from unlearn.errors import Diverged, UserError
-from unlearn.cli.overrides import check
 
 __all__ = ["read_conf_once"]
 

@@ -13,11 +13,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from tests.cli.composing import config, plain_composer, read_conf_once, write
 from unlearn.cli.checks import check_ranges, cross_checks, folder_fault, no_effect, trained
 from unlearn.cli.compose import Choice
+from unlearn.cli.keys import select
+from unlearn.cli.overrides import check
 from unlearn.config import GROUPS, conf_dir
 from unlearn.gradients.combine import Linear, NGDiff
-from unlearn.cli.keys import select
 from unlearn.objectives.forget import NPO, Ascent
-from unlearn.cli.overrides import check
 from unlearn.schedulers.autolr import AutoLR
 from unlearn.schedulers.schedules import Constant, Cosine
 

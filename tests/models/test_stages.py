@@ -44,7 +44,9 @@ def test_a_model_that_knows_the_data_already_is_its_own_target(model_folder: Pat
 
 
 def test_a_missing_reference_names_the_command_that_makes_it(model_folder: Path) -> None:
-    with pytest.raises(UserError, match=r"model\.reference: .*retain90.*model\.reference=train.*allow_missing_reference"):
+    with pytest.raises(
+        UserError, match=r"model\.reference: .*retain90.*model\.reference=train.*allow_missing_reference"
+    ):
         sources(f"model.path={model_folder}", "model.target=self")
     found = sources(f"model.path={model_folder}", "model.target=self", "suite.allow_missing_reference=true")
     assert found.reference is None
@@ -64,7 +66,9 @@ def test_a_folder_that_is_not_there(key: str) -> None:
 
 def test_pickled_weights_are_refused(model_folder: Path) -> None:
     (model_folder / "model.safetensors").rename(model_folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"needs \*\.safetensors .* pytorch_model\.bin \(pickled weights are never loaded"):
+    with pytest.raises(
+        UserError, match=r"needs \*\.safetensors .* pytorch_model\.bin \(pickled weights are never loaded"
+    ):
         sources(f"model.path={model_folder}")
 
 

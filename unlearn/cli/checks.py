@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from unlearn.cli.keys import needs, show
 from unlearn.config import RunConfig
 from unlearn.gradients.combine import Linear
-from unlearn.cli.keys import needs, show
 from unlearn.schedulers.autolr import AutoLR
 from unlearn.setting import permits
 

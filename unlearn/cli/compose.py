@@ -25,8 +25,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from unlearn.config import GROUPS, conf_dir, register
 from unlearn.cli.keys import first_line, put, show
+from unlearn.config import GROUPS, conf_dir, register
 
 OVERLAYS = ("experiment", "debug")
 """Groups whose files set keys of the whole tree. What an experiment sets counts as set by the user."""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from unlearn.config import GROUPS, RunConfig, conf_dir
 from unlearn.cli.keys import needs
+from unlearn.config import GROUPS, RunConfig, conf_dir
 from unlearn.setting import allowed
 
 WIDTH = 100

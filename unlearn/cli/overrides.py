@@ -24,9 +24,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from unlearn.cli.checks import check_ranges, cross_checks, folder_fault
 from unlearn.cli.compose import Choice, Composer, keys_of
+from unlearn.cli.keys import first_line, leaves, nearest, put, select, unknown
 from unlearn.config import RunConfig, to_config
 from unlearn.errors import UserError
-from unlearn.cli.keys import first_line, leaves, nearest, put, select, unknown
 
 
 @dataclass(frozen=True)
