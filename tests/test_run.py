@@ -189,7 +189,7 @@ def test_a_dry_run_prints_the_plan_and_leaves_no_trace(tmp_path: Path, capsys: p
     out, cache = tmp_path / "out", tmp_path / "cache"
     run(compose_run(f"output_dir={out}", f"cache_dir={cache}", "dry_run=true"), [])
     plan = capsys.readouterr().out
-    assert "40 forget rows / 16 per step -> 3 steps per epoch x 20 epochs = 60 optimizer steps" in plan
+    assert "40 forget rows / 32 per step -> 2 steps per epoch x 30 epochs = 60 optimizer steps" in plan
     assert "forget: 40 rows, 40 scored" in plan
     assert "second gradient" in plan
     assert "lr probe copies" in plan

@@ -67,7 +67,7 @@ class TinyConfig:
     hidden_size: int = setting(96, "width", minimum=8)
     layers: int = setting(2, "depth", minimum=1)
     heads: int = setting(4, "attention heads", minimum=1)
-    vocab_size: int = setting(768, "size of its byte-level BPE vocabulary", minimum=300)
+    vocab_size: int = setting(1024, "size of its byte-level BPE vocabulary", minimum=300)
 
 
 @dataclass
@@ -132,9 +132,9 @@ class MethodConfig:
 
 @dataclass
 class TrainerConfig:
-    epochs: int = setting(20, "passes over the anchor set", minimum=1)
+    epochs: int = setting(30, "passes over the anchor set", minimum=1)
     max_steps: int | None = setting(None, "optimizer steps, in place of epochs", minimum=1)
-    batch_size: int = setting(16, "examples of each kind per optimizer step", minimum=1)
+    batch_size: int = setting(32, "examples of each kind per optimizer step", minimum=1)
     micro_batch_size: int | None = setting(None, "examples per forward pass; null takes the whole batch", minimum=1)
     precision: str = setting(
         "fp32",
