@@ -212,4 +212,8 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
 def to_config(composed: DictConfig) -> RunConfig:
     """The composed tree as dataclasses; objectives, rules, schedulers and optimizers come out as what they are."""
     OmegaConf.resolve(composed)
-    return cast(RunConfig, OmegaConf.to_object(composed))
+    cfg = cast(RunConfig, OmegaConf.to_object(composed))
+    if cfg.model.path is not None and cfg.model.name == "tiny":
+        # The embedded preset with other weights: tables would name the wrong model.
+        cfg.model.name = Path(cfg.model.path).name
+    return cfg

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unlearn import plan
 from unlearn.data.encode import answer_tokens
-from unlearn.models.stages import TRAIN, uses_hub
+from unlearn.models.sources import TRAIN, uses_hub
 from unlearn.plan import Prepared, human
 
 

@@ -14,7 +14,7 @@ from unlearn.config import RunConfig
 from unlearn.data.benchmark import Benchmark
 from unlearn.data.encode import Encoder, Row, longest
 from unlearn.errors import UserError
-from unlearn.models.stages import TRAIN, Sources
+from unlearn.models.sources import TRAIN, Sources
 
 if TYPE_CHECKING:
     import torch
@@ -58,12 +58,13 @@ class Prepared:
 def prepare(cfg: RunConfig) -> Prepared:
     """Check everything that a run depends on. Raises UserError."""
     from unlearn.data import tofu
+    from unlearn.models import sources as model_sources
     from unlearn.models import stages
 
     check_writable(Path(cfg.output_dir), "output_dir")
     check_writable(Path(cfg.cache_dir), "cache_dir")
     benchmark = tofu.load(cfg.data)
-    sources = stages.resolve(cfg, benchmark)
+    sources = model_sources.resolve(cfg, benchmark)
     tokenizer = stages.tokenizer_for(cfg, benchmark, sources)
     encoder = Encoder(tokenizer, cfg.model.format, cfg.model.max_length)
     rows = {name: encoder.answers(benchmark.sets[name]) for name in ("forget", "retain", "holdout")}
@@ -102,7 +103,7 @@ def pick_device(cfg: RunConfig) -> torch.device:
 
 
 def count_parameters(cfg: RunConfig, sources: Sources, tokenizer: Any) -> int:
-    """Number of parameters, from the model's shape alone."""
+    """Number of parameters, from the model's shape alone. Raises UserError where rows may exceed the model's window."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -115,9 +116,13 @@ def count_parameters(cfg: RunConfig, sources: Sources, tokenizer: Any) -> int:
     try:
         shape = AutoConfig.from_pretrained(load.expanded(path), trust_remote_code=cfg.model.trust_remote_code)
         with torch.device("meta"):
-            return int(AutoModelForCausalLM.from_config(shape).num_parameters())
+            count = int(AutoModelForCausalLM.from_config(shape).num_parameters())
     except Exception as error:
         raise UserError(f"model.path: cannot read the config of '{path}': {str(error).splitlines()[0]}") from error
+    window = getattr(shape, "max_position_embeddings", None)
+    if window is not None and cfg.model.max_length > window:
+        raise UserError(f"model.max_length: needs at most the model's window of {window}; found {cfg.model.max_length}")
+    return count
 
 
 def weight_bytes(cfg: RunConfig) -> int:

@@ -11,12 +11,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from tests.cli.composing import config, plain_composer, read_conf_once, write
-from unlearn.cli.checks import check_ranges, cross_checks, folder_fault, no_effect, trained
+from unlearn.cli.checks import check_ranges, cross_checks, folder_fault, no_effect
 from unlearn.cli.compose import Choice
 from unlearn.cli.keys import select
 from unlearn.cli.overrides import check
 from unlearn.config import GROUPS, conf_dir
 from unlearn.gradients.combine import Linear, NGDiff
+from unlearn.models.sources import TRAIN, choose
 from unlearn.objectives.forget import NPO, Ascent
 from unlearn.schedulers.autolr import AutoLR
 from unlearn.schedulers.schedules import Constant, Cosine
@@ -238,7 +239,8 @@ def test_what_an_experiment_sets_counts_as_set_by_the_user(tmp_path: Path) -> No
     ],
 )
 def test_which_models_are_trained_here(texts: list[str], expected: tuple[bool, bool]) -> None:
-    assert trained(config(*texts)) == expected
+    target, reference = choose(config(*texts), "retain90")
+    assert (target == TRAIN, reference == TRAIN) == expected
 
 
 def test_folders_that_cannot_be_made(tmp_path: Path) -> None:

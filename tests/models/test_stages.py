@@ -14,7 +14,8 @@ from unlearn.data import tofu
 from unlearn.errors import UserError
 from unlearn.models import load
 from unlearn.models.hub import looks_like_folder
-from unlearn.models.stages import TRAIN, Sources, Stages, resolve
+from unlearn.models.sources import TRAIN, Sources, resolve
+from unlearn.models.stages import Stages
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_a_missing_reference_names_the_command_that_makes_it(model_folder: Path)
 
 
 def test_no_path_cannot_be_its_own_target() -> None:
-    with pytest.raises(UserError, match=r"model\.target: self needs a model\.path"):
+    with pytest.raises(UserError, match=r"model\.target: self needs weights that know the data"):
         sources("model.target=self")
 
 

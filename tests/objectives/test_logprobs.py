@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from tests.helpers import tiny_model, tiny_setup
 from unlearn.data.batches import collate
+from unlearn.errors import UserError
 from unlearn.objectives.logprobs import AnswerModel, check_output_layer
 
 
@@ -52,5 +53,5 @@ def test_a_model_that_scales_its_logits_is_refused() -> None:
         return out
 
     model.forward = doubled
-    with pytest.raises(ValueError, match="changes its logits after the output layer"):
+    with pytest.raises(UserError, match="changes its logits after the output layer"):
         check_output_layer(model, batch)

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 from unlearn.cli.keys import needs, show
 from unlearn.config import RunConfig
+from unlearn.errors import UserError
 from unlearn.gradients.combine import Linear
+from unlearn.models.sources import TRAIN, choose
 from unlearn.schedulers.autolr import AutoLR
 from unlearn.setting import permits
 
@@ -49,8 +51,10 @@ def cross_checks(cfg: RunConfig) -> list[str]:
                 f"model.tiny.hidden_size: needs a multiple of 2 * model.tiny.heads ({2 * tiny.heads}); "
                 f"found {tiny.hidden_size}"
             )
-        if cfg.model.target == "self":
-            faults.append("model.target: self needs weights that know the data; set model.path, or model.target=train")
+    try:
+        choose(cfg, "")
+    except UserError as error:
+        faults += error.messages
     return faults
 
 
@@ -63,25 +67,6 @@ def folder_fault(key: str, folder: str) -> str | None:
     if not os.access(nearest, os.W_OK | os.X_OK):
         return f"{key}: cannot write to {nearest}; choose another folder, as in {key}=/path/to/folder"
     return None
-
-
-class Trained(NamedTuple):
-    """Which of the two models this run has to train before it can start."""
-
-    target: bool
-    reference: bool
-
-
-def trained(cfg: RunConfig) -> Trained:
-    """What "auto" comes to: the published model where the benchmark has one, else training."""
-    published = cfg.model.published.get(cfg.data.name) if cfg.data.source != "embedded" else None
-    target, reference = cfg.model.target, cfg.model.reference
-    if target == "auto":
-        target = published.target if published is not None and published.target else "train"
-    if reference == "auto":
-        given = published is not None and published.reference is not None and target == published.target
-        reference = "train" if not given and target == "train" else "none"
-    return Trained(target == "train", reference == "train")
 
 
 class Idle(NamedTuple):
@@ -134,7 +119,7 @@ def _idle_elsewhere(cfg: RunConfig) -> list[Idle]:
         Idle("model.tiny", own, "model.path is set: the embedded model is not used"),
         Idle("model.revision", not own, "model.path is null: the embedded model is used"),
         Idle("model.tokenizer", not own, "the embedded model makes its own tokenizer"),
-        Idle("model.finetune", not any(trained(cfg)), "neither the target nor the reference is trained here"),
+        Idle("model.finetune", TRAIN not in choose(cfg, ""), "neither the target nor the reference is trained here"),
         Idle("model.format.system", model.format.prompt is not None, "model.format.prompt replaces the chat template"),
         Idle("data.hub_id", cfg.data.source != "hub", f"data.source={cfg.data.source}"),
         Idle("suite.max_new_tokens", not cfg.suite.generate, "suite.generate is false"),

@@ -61,10 +61,8 @@ def load_model(config: ModelConfig, path: str, dtype: str = "float32") -> Any:
     """A causal language model in eval mode on the CPU, its weights really in `dtype`. Raises UserError."""
     import torch
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    _quiet()
     where = expanded(path)
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -78,6 +76,14 @@ def load_model(config: ModelConfig, path: str, dtype: str = "float32") -> Any:
     except Exception as error:
         raise UserError(f"model.path: cannot load '{path}': {_first_line(error)}") from error
     return model.eval()
+
+
+def _quiet() -> None:
+    """Bars and notes of the library would stand between ours; its errors still come through."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def _first_line(error: Exception) -> str:
@@ -130,5 +136,6 @@ def tiny_model(config: TinyConfig, tokenizer: Any, max_length: int, seed: int) -
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
     """Weights (safetensors), tokenizer with its chat template, and generation config, in one folder."""
+    _quiet()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

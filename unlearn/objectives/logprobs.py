@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from unlearn.data.batches import Batch
+from unlearn.errors import UserError
 
 
 @dataclass
@@ -68,7 +69,7 @@ class AnswerModel(torch.nn.Module):
 def check_output_layer(model: Any, batch: Batch) -> None:
     """Decoder + output layer must be the model's own logits: some architectures scale or cap them afterwards.
 
-    Raises ValueError where they differ, before anything is trained on the wrong numbers.
+    Raises UserError where they differ, before anything is trained on the wrong numbers.
     """
     with torch.no_grad():
         ours_NV = AnswerModel(model)(batch).logits_NV.float()
@@ -76,7 +77,7 @@ def check_output_layer(model: Any, batch: Batch) -> None:
     own_NV = own_BTV[batch.row_N, batch.position_N].float()
     tolerance = 1e-4 if own_BTV.dtype == torch.float32 else 5e-2
     if not torch.allclose(ours_NV, own_NV, rtol=tolerance, atol=tolerance):
-        raise ValueError(
+        raise UserError(
             f"model.path: {type(model).__name__} changes its logits after the output layer (largest difference "
             f"{(ours_NV - own_NV).abs().max():.3g}), which is not supported"
         )
