@@ -145,7 +145,7 @@ class TrainerConfig:
     clip_norm: float | None = setting(None, "largest L2 norm of the combined gradient", above=0)
     stop: str = setting(
         "auto",
-        "holdout ends the run when the forget loss reaches that of unseen rows; auto does so for unbounded objectives",
+        "holdout ends the run when the forget rows look like unseen ones; auto does so for unbounded objectives",
         choices=("auto", "holdout", "none"),
     )
     device: str = setting(

@@ -18,7 +18,7 @@ def backward_of(loss_of: object, params: list[Tensor]) -> object:
     def backward(scale: float) -> Pass:
         loss = loss_of(params)  # type: ignore[operator]
         (scale * loss).backward()
-        return Pass(loss.item(), loss.item())
+        return Pass(loss.item(), loss.item(), 0.0)
 
     return backward
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from unlearn.data.batches import collate
 from unlearn.errors import Diverged
 from unlearn.objectives.logprobs import AnswerModel
 from unlearn.training.loop import HoldoutStop, Outcome, Unlearning, total_steps
-from unlearn.training.step import mean_nll
+from unlearn.training.step import mean_nll, sequence_logp
 
 SMALL = ("trainer.batch_size=4", "trainer.stop=none", "trainer.max_steps=4", "scheduler.interval=2")
 
@@ -182,29 +183,40 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights() -> None:
     torch.testing.assert_close(weights(model), poisoned[0], equal_nan=True, rtol=0, atol=0)
 
 
-def test_the_holdout_rule_needs_a_whole_pass() -> None:
-    rule = HoldoutStop(holdout_nll=2.0, window=3)
-    assert rule.reached(9.0) is None
-    assert rule.reached(0.0) is None
-    assert rule.reached(0.0) is not None, "mean 3 over one pass"
-    assert rule.reached(0.0) is None, "the 9 has left the window"
-    assert rule.reached(6.0) is not None
+def test_the_holdout_rule_needs_a_whole_pass_and_both_levels() -> None:
+    rule = HoldoutStop(holdout_nll=2.0, holdout_prob=0.1, window=3)
+    assert rule.reached(9.0, 0.0) is None
+    assert rule.reached(0.0, 0.0) is None
+    assert rule.reached(0.0, 0.0) is not None, "mean loss 3 over one pass"
+    assert rule.reached(0.0, 0.0) is None, "the 9 has left the window"
+    assert rule.reached(6.0, 0.9) is None, "mean loss 2, mean probability 0.3: some rows are still known"
+    assert rule.reached(6.0, 0.0) is None
+    assert rule.reached(6.0, 0.0) is None
+    assert rule.reached(6.0, 0.0) is not None
 
 
-def test_ascent_stops_at_the_holdouts_loss_and_says_so() -> None:
+def test_ascent_stops_at_the_holdouts_level_and_says_so() -> None:
     words = ("method=ngdiff", "trainer.stop=auto", "trainer.max_steps=60", "scheduler=constant", "optimizer.lr=0.005")
     _, lines, outcome = unlearn(*words, steps_of_autolr=False)
     assert outcome.stop is not None
     assert outcome.stop.step == outcome.steps == len(lines) < 60
     _, benchmark, _, encoder = tiny_setup()
-    holdout = collate(encoder.answers(benchmark.sets["holdout"]), encoder.pad_id)
-    from contextlib import nullcontext
+    rows = encoder.answers(benchmark.sets["holdout"])
+    answer_model, batch = AnswerModel(tiny_model()), collate(rows, encoder.pad_id)
+    nll = mean_nll(answer_model, [batch], nullcontext)
+    logp = sequence_logp(answer_model, [batch], nullcontext)
+    prob = sum(math.exp(logp[row.id] / row.n_answer) for row in rows) / len(rows)
+    assert f"the holdout's {nll:.3f}" in outcome.stop.reason
+    assert f"the holdout's {prob:.3f}" in outcome.stop.reason
 
-    level = mean_nll(AnswerModel(tiny_model()), [holdout], nullcontext)
-    assert f"the holdout's {level:.3f}" in outcome.stop.reason
-    window = lines[-2:]  # 8 rows in batches of 4
-    assert sum(line["nll_forget"] for line in window) / 2 >= level
-    assert sum(line["nll_forget"] for line in lines[-3:-1]) / 2 < level
+    def reached(window: list[dict[str, Any]]) -> bool:  # 8 rows in batches of 4: a pass is two steps
+        return (
+            sum(line["nll_forget"] for line in window) / 2 >= nll
+            and sum(line["prob_forget"] for line in window) / 2 <= prob
+        )
+
+    assert reached(lines[-2:])
+    assert not reached(lines[-3:-1])
 
 
 def test_bounded_objectives_run_to_their_last_step() -> None:

@@ -18,10 +18,16 @@ from unlearn.gradients.combine import CombineRule, Gram, Losses, Weights
 
 @dataclass(frozen=True)
 class Pass:
-    """One objective's backward pass over the whole optimizer step: its loss, and the NLL in nats per token."""
+    """One objective's backward pass over the whole optimizer step.
+
+    loss  the objective's value
+    nll   cross-entropy of the answers, nats per token
+    prob  mean over rows of the answer's probability, exp of its mean log-probability per token
+    """
 
     loss: float
     nll: float
+    prob: float
 
 
 Backward = Callable[[float], Pass]

@@ -19,7 +19,7 @@ import torch
 from unlearn.config import RunConfig
 from unlearn.console import log, progress
 from unlearn.data.batches import Batch, Pairing, by_length, micro_batches
-from unlearn.data.encode import Row
+from unlearn.data.encode import Row, answer_tokens
 from unlearn.errors import Diverged
 from unlearn.gradients.collect import Backward, Combined, combined_gradient
 from unlearn.objectives.logprobs import AnswerModel
@@ -52,23 +52,27 @@ class Outcome:
 
 
 class HoldoutStop:
-    """Ends a run when forgetting has reached "as if never seen".
+    """Ends a run when forgetting has reached "as if never seen": past that point every step only costs utility.
 
-    Compares the mean forget NLL over the last pass through the forget set with the holdout set's NLL under the start
-    model: past that point every step only costs utility.
+    Over one pass through the forget set, its mean NLL must have reached the holdout set's under the start model, and
+    its mean answer probability must have come down to the holdout's. The loss alone would do if all rows were forgotten
+    alike: ascent lets a few rows run far ahead, and their losses make up for rows that are still known by heart.
     """
 
-    def __init__(self, holdout_nll: float, window: int) -> None:
-        self.holdout_nll = holdout_nll
-        self.nlls: deque[float] = deque(maxlen=window)
+    def __init__(self, holdout_nll: float, holdout_prob: float, window: int) -> None:
+        self.holdout_nll, self.holdout_prob = holdout_nll, holdout_prob
+        self.steps: deque[tuple[float, float]] = deque(maxlen=window)
 
-    def reached(self, forget_nll: float) -> str | None:
-        """The reason to stop after a step with this forget NLL, or None to go on."""
-        self.nlls.append(forget_nll)
-        mean = sum(self.nlls) / len(self.nlls)
-        if len(self.nlls) < (self.nlls.maxlen or 1) or mean < self.holdout_nll:
+    def reached(self, forget_nll: float, forget_prob: float) -> str | None:
+        """The reason to stop after a step with these values on its forget rows, or None to go on."""
+        self.steps.append((forget_nll, forget_prob))
+        nll, prob = (sum(values) / len(self.steps) for values in zip(*self.steps, strict=True))
+        if len(self.steps) < (self.steps.maxlen or 1) or nll < self.holdout_nll or prob > self.holdout_prob:
             return None
-        return f"forget loss {mean:.3f} over one pass reached the holdout's {self.holdout_nll:.3f} nats per token"
+        return (
+            f"over one pass the forget loss of {nll:.3f} nats per token reached the holdout's {self.holdout_nll:.3f}, "
+            f"and the answers' probability of {prob:.3f} the holdout's {self.holdout_prob:.3f}"
+        )
 
 
 def stops_at_holdout(cfg: RunConfig) -> bool:
@@ -131,8 +135,8 @@ class Unlearning:
                 step += 1
                 self.on_step(line)
                 bars.update(bar, advance=1, note=note(line))
-                if stop_rule is not None and (reason := stop_rule.reached(line["nll_forget"])) is not None:
-                    stop = Stop(step, reason)
+                reason = stop_rule.reached(line["nll_forget"], line["prob_forget"]) if stop_rule is not None else None
+                stop = Stop(step, reason) if reason is not None else None
         self.model.eval()
         if cfg.trainer.gradient_checkpointing:
             self.model.gradient_checkpointing_disable()
@@ -220,6 +224,8 @@ class Unlearning:
             "loss_retain": combined.retain.loss if combined.retain else None,
             "nll_forget": combined.forget.nll if combined.forget else None,
             "nll_retain": combined.retain.nll if combined.retain else None,
+            "prob_forget": combined.forget.prob if combined.forget else None,
+            "prob_retain": combined.retain.prob if combined.retain else None,
             "norm_forget": gram.norm_forget if gram else None,
             "norm_retain": gram.norm_retain if gram else None,
             "norm": combined.norm,
@@ -258,8 +264,10 @@ class Unlearning:
     def _stop_rule(self) -> HoldoutStop | None:
         if not stops_at_holdout(self.cfg) or not self.holdout:
             return None
-        level = mean_nll(self.answer_model, self._all(self.holdout), self.autocast)
-        return HoldoutStop(level, math.ceil(len(self.forget) / self.cfg.trainer.batch_size))
+        logp = sequence_logp(self.answer_model, self._all(self.holdout), self.autocast)
+        nll = -sum(logp.values()) / answer_tokens(self.holdout)
+        prob = sum(math.exp(logp[row.id] / row.n_answer) for row in self.holdout) / len(self.holdout)
+        return HoldoutStop(nll, prob, math.ceil(len(self.forget) / self.cfg.trainer.batch_size))
 
     @torch.no_grad()
     def _distance(self, start: list[torch.Tensor]) -> tuple[float, int, int]:

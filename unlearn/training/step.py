@@ -59,16 +59,19 @@ def backward(
     scale: float,
 ) -> Pass:
     """Add `scale` times the gradient of the objective's mean over all its units in `batches` to `.grad`."""
-    units = sum(batch.n_tokens if objective.unit == "token" else len(batch) for batch in batches)
-    loss, nll = 0.0, 0.0
+    n_tokens, n_rows = sum(batch.n_tokens for batch in batches), sum(len(batch) for batch in batches)
+    units = n_tokens if objective.unit == "token" else n_rows
+    loss, nll, prob = 0.0, 0.0, 0.0
     for batch in batches:
         with autocast():
             answers = reference.add_to(model(batch), batch, objective.needs)
             terms: Tensor = objective.terms(answers).float().sum()
         (terms * (scale / units)).backward()
         loss += terms.detach().double().item() / units
-        nll -= answers.logp_N.detach().double().sum().item()
-    return Pass(loss, nll / sum(batch.n_tokens for batch in batches))
+        logp_N = answers.logp_N.detach()
+        nll -= logp_N.double().sum().item()
+        prob += (answers.per_row(logp_N) / answers.per_row(torch.ones_like(logp_N))).exp().sum().item()
+    return Pass(loss, nll / n_tokens, prob / n_rows)
 
 
 @torch.no_grad()
