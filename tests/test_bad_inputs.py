@@ -91,7 +91,7 @@ DATA_FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no answer": (
         lambda data: spoil(data, "forget10", lambda rows: rows[2].pop("answer")),
-        "forget10 row 2 needs a text",
+        "forget10/2 needs a text",
     ),
     "variants of another split": (
         lambda data: (data / "forget10_perturbed.json").write_text((data / "retain_perturbed.json").read_text()),

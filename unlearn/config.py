@@ -184,7 +184,7 @@ class RunConfig:
     suite: SuiteConfig = field(default_factory=SuiteConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    seed: int = setting(0, "seed of data order, and of the tiny model's weights", minimum=0)
+    seed: int = setting(0, "seed of data order, and of the tiny model's weights", minimum=0, maximum=2**31 - 1)
     output_dir: str = setting(MISSING, "run folder")
     cache_dir: str = setting(MISSING, "trained targets and references, and their records")
     dry_run: bool = setting(False, "print the plan and end")
@@ -213,7 +213,13 @@ def to_config(composed: DictConfig) -> RunConfig:
     """The composed tree as dataclasses; objectives, rules, schedulers and optimizers come out as what they are."""
     OmegaConf.resolve(composed)
     cfg = cast(RunConfig, OmegaConf.to_object(composed))
-    if cfg.model.path is not None and cfg.model.name == "tiny":
+    model = cfg.model
+    for key in ("path", "tokenizer", "target", "reference"):
+        value = getattr(model, key)
+        if value is not None and value.startswith("~"):
+            setattr(model, key, str(Path(value).expanduser()))
+    weights = model.path or (model.target if model.target not in ("auto", "train", "self") else None)
+    if weights is not None and model.name == "tiny":
         # The embedded preset with other weights: tables would name the wrong model.
-        cfg.model.name = Path(cfg.model.path).name
+        model.name = Path(weights).name
     return cfg

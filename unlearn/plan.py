@@ -15,6 +15,7 @@ from unlearn.data.benchmark import Benchmark
 from unlearn.data.encode import Encoder, Row, longest
 from unlearn.errors import UserError
 from unlearn.models.sources import TRAIN, Sources
+from unlearn.schedulers.autolr import AutoLR
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +63,8 @@ def prepare(cfg: RunConfig) -> Prepared:
     from unlearn.models import stages
 
     check_writable(Path(cfg.output_dir), "output_dir")
+    if (Path(cfg.output_dir) / "run.json").exists():
+        raise UserError(f"output_dir: needs a new folder; '{cfg.output_dir}' holds a run already")
     check_writable(Path(cfg.cache_dir), "cache_dir")
     benchmark = tofu.load(cfg.data)
     sources = model_sources.resolve(cfg, benchmark)
@@ -105,7 +108,7 @@ def pick_device(cfg: RunConfig) -> torch.device:
 def count_parameters(cfg: RunConfig, sources: Sources, tokenizer: Any) -> int:
     """Number of parameters, from the model's shape alone. Raises UserError where rows may exceed the model's window."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     from unlearn.models import load
 
@@ -113,16 +116,17 @@ def count_parameters(cfg: RunConfig, sources: Sources, tokenizer: Any) -> int:
     if path is None:
         model = load.tiny_model(cfg.model.tiny, tokenizer, cfg.model.max_length, cfg.seed)
         return int(model.num_parameters())
-    try:
-        shape = AutoConfig.from_pretrained(load.expanded(path), trust_remote_code=cfg.model.trust_remote_code)
-        with torch.device("meta"):
-            count = int(AutoModelForCausalLM.from_config(shape).num_parameters())
-    except Exception as error:
-        raise UserError(f"model.path: cannot read the config of '{path}': {str(error).splitlines()[0]}") from error
+    shape = load.load_shape(cfg.model, path)
     window = getattr(shape, "max_position_embeddings", None)
     if window is not None and cfg.model.max_length > window:
         raise UserError(f"model.max_length: needs at most the model's window of {window}; found {cfg.model.max_length}")
-    return count
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(shape, trust_remote_code=cfg.model.trust_remote_code)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"model.path: '{path}' is no causal language model: {reason[:200]}") from error
+    return int(model.num_parameters())
 
 
 def weight_bytes(cfg: RunConfig) -> int:
@@ -138,15 +142,14 @@ def memory_parts(prepared: Prepared) -> dict[str, int]:
     micro = cfg.trainer.micro_batch_size or cfg.trainer.batch_size
     tokens = micro * max(longest(prepared.rows["forget"]), longest(prepared.rows["retain"]))
     answers = micro * max(longest(rows, lambda row: row.n_answer) for rows in prepared.rows.values())
-    states = {"adamw": 2, "sgd": 1 if getattr(cfg.optimizer, "momentum", 0) > 0 else 0}
     needs = method.forget.needs | method.retain.needs
     parts = {
         "weights": n * size,
         "gradient": n * size,
         "second gradient": n * size if method.combine.fixed is None else 0,
-        "optimizer state": n * size * states[cfg.optimizer.name],
-        "reference copy": (n * (2 if cfg.trainer.precision != "fp32" else 4)) if "reference_logits" in needs else 0,
-        "lr probe copies": 2 * n * size if cfg.scheduler.name == "autolr" else 0,
+        "optimizer state": n * size * cfg.optimizer.states,
+        "start model for the retain term": n * size if "reference_logits" in needs else 0,
+        "lr probe copies": 2 * n * size if isinstance(cfg.scheduler, AutoLR) else 0,
         "logits": 3 * 4 * answers * len(prepared.tokenizer),
         "activations": tokens * _activation_bytes_per_token(prepared),
     }
@@ -184,10 +187,12 @@ def cached_stages(prepared: Prepared) -> dict[str, bool]:
     from unlearn.models.stages import Stages
 
     stages = Stages(prepared.cfg, prepared.benchmark, prepared.tokenizer, prepared.encoder, prepared.device)
-    benchmark = prepared.benchmark
+    benchmark, sources = prepared.benchmark, prepared.sources
+    roles = {"target": (sources.target, benchmark.train), "reference": (sources.reference, benchmark.reference_train)}
     return {
         role: stages.cache.has("models", stages.key(examples))
-        for role, examples in (("target", benchmark.train), ("reference", benchmark.reference_train))
+        for role, (source, examples) in roles.items()
+        if source == TRAIN
     }
 
 

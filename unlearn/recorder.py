@@ -25,7 +25,7 @@ from unlearn.errors import UserError
 from unlearn.plan import Prepared
 from unlearn.report.tracker import make_tracker
 
-LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "hydra-core", "numpy", "scipy", "scikit-learn", "wandb")
+LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "hydra-core", "numpy", "scipy", "wandb")
 
 
 class Recorder:
@@ -37,7 +37,7 @@ class Recorder:
         self.began = time.time()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(plain(cfg))))
+            (self.path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(asdict(cfg))))
         except OSError as error:
             raise UserError(f"output_dir: cannot write '{self.path}': {error.strerror}") from None
         self._results: dict[str, Any] = {
@@ -65,7 +65,7 @@ class Recorder:
         self._write("run.json", self._run)
         self._write("results.json", self._results)
         self.tracker = make_tracker(cfg.logger.name)
-        self.tracker.start(self.path, plain(cfg), cfg.logger)
+        self.tracker.start(self.path, asdict(cfg), cfg.logger)
 
     def step(self, line: dict[str, Any]) -> None:
         """Append one optimizer step."""
@@ -118,9 +118,9 @@ class Recorder:
             "seconds": round(time.time() - self.began, 2),
             "peak_memory_bytes": peak_memory(),
         }
-        self._write("run.json", self._run)
-        self._write("results.json", self._results)
         try:
+            self._write("run.json", self._run)
+            self._write("results.json", self._results)
             write_report(self.path)
         finally:
             self.tracker.finish(self._results, exit_code)
@@ -130,11 +130,6 @@ class Recorder:
         partial = self.path / f".{name}.part"
         partial.write_text(json.dumps(_finite(content), indent=1, ensure_ascii=False) + "\n")
         partial.replace(self.path / name)
-
-
-def plain(cfg: RunConfig) -> dict[str, Any]:
-    """The config as plain containers."""
-    return asdict(cfg)
 
 
 def _finite(value: Any) -> Any:

@@ -38,16 +38,16 @@ def run(cfg: RunConfig, warnings: list[str]) -> None:
             return
         recorder = Recorder(cfg, prepared)
     with logging_to(recorder.path / "run.log"):
+        status, exit_code, reason = "done", 0, None
         try:
             unlearn(prepared, recorder)
-            recorder.finish("done", 0)
-        except Diverged as error:
-            recorder.finish("diverged", error.exit_code, str(error))
-            raise
         except BaseException as error:
-            recorder.finish("failed", getattr(error, "exit_code", 1), f"{type(error).__name__}: {error}")
+            status = "diverged" if isinstance(error, Diverged) else "failed"
+            exit_code = getattr(error, "exit_code", 1)
+            reason = str(error) if isinstance(error, UserError | Diverged) else f"{type(error).__name__}: {error}"
             raise
         finally:
+            recorder.finish(status, exit_code, reason)
             print_summary(console(), recorder.path)
 
 
@@ -80,16 +80,17 @@ def unlearn(prepared: Prepared, recorder: Recorder) -> None:
             values, facts["cached"] = comparison.before(target.fingerprint, model)
             recorder.results("before", values)
     if prepared.trains:
-        with recorder.stage("train"):
-            train(prepared, model, recorder)
+        try:
+            with recorder.stage("train"):
+                train(prepared, model, recorder)
+        except Diverged:
+            save_model(prepared, model, recorder)
+            raise
     if measured:
         with recorder.stage("after"):
             recorder.results("after", comparison.after(model))
-    if prepared.trains and cfg.trainer.save_model:
-        from unlearn.models.load import save
-
-        with recorder.stage("save"):
-            save(model.to("cpu"), prepared.tokenizer, recorder.path / "model")
+    if prepared.trains:
+        save_model(prepared, model, recorder)
 
 
 def reference_values(
@@ -146,3 +147,16 @@ def train(prepared: Prepared, model: Any, recorder: Recorder) -> None:
             f"optimizer.lr: needs steps that change the weights; {outcome.steps} steps changed none of "
             f"{outcome.tensors} tensors at {prepared.cfg.optimizer.lr:g} in {prepared.cfg.trainer.precision}"
         )
+
+
+def save_model(prepared: Prepared, model: Any, recorder: Recorder) -> None:
+    """Keep the weights as they are now, after a diverged run those before the step that was refused."""
+    from unlearn.models.load import save
+
+    if not prepared.cfg.trainer.save_model:
+        return
+    try:
+        with recorder.stage("save"):
+            save(model.to("cpu"), prepared.tokenizer, recorder.path / "model")
+    except OSError as error:
+        raise UserError(f"output_dir: cannot write the model to '{recorder.path}': {error}") from error

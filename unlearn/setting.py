@@ -33,7 +33,11 @@ def allowed(metadata: Any) -> str:
     if "choices" in metadata:
         return "one of " + ", ".join(metadata["choices"])
     words = {"minimum": "at least", "above": "above", "maximum": "at most", "below": "below"}
-    return " and ".join(f"{words[name]} {metadata[name]:g}" for name in words if name in metadata)
+    return " and ".join(f"{words[name]} {_number(metadata[name])}" for name in words if name in metadata)
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def permits(metadata: Any, value: Any) -> bool:

@@ -55,7 +55,7 @@ BAD = [
     ("method.forget.name=npo", "method.forget.name: is chosen by method/forget=npo"),
     ("trainer=3", "trainer: holds several settings (epochs, "),
     # Types.
-    ("seed=1.5", "seed: needs an integer, at least 0; found 1.5"),
+    ("seed=1.5", "seed: needs an integer, at least 0 and at most 2147483647; found 1.5"),
     ("optimizer.beta1=high", "optimizer.beta1: needs a number, at least 0 and below 1; found 'high'"),
     ("optimizer.lr='1e-5'", "optimizer.lr: needs a number, above 0; found the text '1e-5'",
      "write it without quotes: optimizer.lr=1e-5"),
@@ -186,7 +186,7 @@ def test_every_element_of_a_sweep_is_checked() -> None:
     beta, seed, epochs = sorted(faults(*texts, multirun=True))
     assert "belongs to method/forget=npo [in the job " in beta
     assert "method=ngdiff" in beta
-    assert seed == "seed: needs an integer, at least 0; found 'x'"
+    assert seed == "seed: needs an integer, at least 0 and at most 2147483647; found 'x'"
     assert epochs == "trainer.epochs: needs an integer, at least 1; found 0"
 
 

@@ -101,7 +101,7 @@ def test_truncation_takes_the_prompt_first_and_never_the_whole_answer(tokenizer:
     assert source.decode(long_prompt.input_ids[long_prompt.n_prompt :]).strip().startswith("Nobody.")
     long_answer = row_of(Encoder(source, format, 64), "Who?", "Nobody at all. " * 80)
     assert len(long_answer.input_ids) == 64
-    assert long_answer.n_content == long_answer.n_answer == 63, "no end marker: the answer goes on"
+    assert long_answer.n_content == long_answer.n_answer == 62, "no end marker: the answer goes on"
 
 
 def test_a_row_whose_labels_are_not_the_answer_is_named(tokenizer: Any) -> None:

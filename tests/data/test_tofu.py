@@ -130,7 +130,7 @@ def test_a_line_that_is_no_object(folder: Path) -> None:
 
 def test_a_row_without_an_answer(folder: Path) -> None:
     edit(folder / "forget10.json", lambda rows: rows[3].pop("answer"))
-    fails(folder, "forget10 row 3 needs a text under 'answer', found None")
+    fails(folder, "forget10/3 needs a text under 'answer', found None")
 
 
 def test_an_empty_forget_set(folder: Path) -> None:

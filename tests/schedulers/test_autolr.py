@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unlearn.schedulers.autolr import MAX_FIRST_PROBES, AutoLR, fit, next_lr
+from unlearn.schedulers.autolr import MAX_FIRST_PROBES, NOISE_BF16, AutoLR, fit, next_lr
 from unlearn.training.probe import Probe
 
 
@@ -21,7 +21,6 @@ def test_the_worked_example_of_a_quadratic() -> None:
     assert found.lr_star == pytest.approx(0.25)
     assert next_lr(AutoLR(), 0.1, 0.25) == pytest.approx(0.2), "capped at twice the old lr"
     assert next_lr(AutoLR(), 0.1, 0.25, smoothing=0.9) == pytest.approx(0.9 * 0.1 + 0.1 * 0.2)
-    assert next_lr(AutoLR(), 0.1, 0.25, decay=0.5) == pytest.approx(0.1)
     assert next_lr(AutoLR(max_lr=0.15), 0.1, 0.25) == 0.15
     assert next_lr(AutoLR(min_lr=0.07), 0.1, 0.0) == 0.07
 
@@ -104,6 +103,35 @@ def test_the_first_probe_repeats_until_the_lr_is_right(start: float) -> None:
     assert probe.lr == pytest.approx(BEST, rel=1e-9)
     assert 1 < len(fits) <= MAX_FIRST_PROBES
     assert probe.settled
+
+
+def test_the_horizon_factor_scales_the_step_and_is_not_fed_back() -> None:
+    w, optimizer, probe, loss = quadratic_problem(0.2, AutoLR(decay="linear"))
+    for decay in (0.5, 0.25):
+        before = w.detach().clone()
+        w.grad = torch.tensor([1.0, 4.0], dtype=torch.float64) * before
+        step = w.grad.clone()
+        best = float((step @ step) / (step @ (torch.tensor([1.0, 4.0], dtype=torch.float64) * step)))
+        probe.lr = 0.9 * best
+        probe.step(optimizer, [w], loss, decay=decay)
+        assert probe.lr == pytest.approx(best, rel=1e-9)
+        torch.testing.assert_close(w.detach(), before - decay * best * step)
+
+
+def test_growth_into_a_loss_that_is_not_finite_falls_back_to_the_last_good_rate() -> None:
+    """L = 1 - x, not finite from x = 3: from 1 the search goes to 2, then 4 fails."""
+    w = torch.tensor([0.0], dtype=torch.float64, requires_grad=True)
+    w.grad = torch.tensor([-1.0], dtype=torch.float64)
+    probe = Probe(AutoLR(max_lr=100.0), 1.0)
+    fits = probe.step(torch.optim.SGD([w], lr=1.0), [w], lambda: 1 - w.item() if w.item() < 3 else math.nan)
+    assert [found.note.split(":")[0] for found in fits] == ["grow", "grow", "keep"]
+    assert probe.lr == w.item() == 2.0
+
+
+def test_the_noise_of_low_precision_is_a_floor_of_its_own() -> None:
+    assert fit(2.003, 2.0, 1.998, lr=0.1).note == "fit"
+    assert fit(2.003, 2.0, 1.998, lr=0.1, noise=NOISE_BF16).note.startswith("keep: differences")
+    assert fit(1e-3 + 5e-8, 1e-3, 1e-3 - 5e-8, lr=0.1).note.startswith("keep: differences"), "a memorised retain set"
 
 
 def test_later_probes_change_the_lr_by_at_most_the_clip() -> None:

@@ -12,6 +12,7 @@ from unlearn.cli.keys import needs, show
 from unlearn.config import RunConfig
 from unlearn.errors import UserError
 from unlearn.gradients.combine import Linear
+from unlearn.models.hub import looks_like_folder
 from unlearn.models.sources import TRAIN, choose
 from unlearn.schedulers.autolr import AutoLR
 from unlearn.setting import permits
@@ -51,6 +52,14 @@ def cross_checks(cfg: RunConfig) -> list[str]:
                 f"model.tiny.hidden_size: needs a multiple of 2 * model.tiny.heads ({2 * tiny.heads}); "
                 f"found {tiny.hidden_size}"
             )
+    if cfg.model.path is None and cfg.model.name != "tiny" and cfg.model.target in ("auto", "train", "self"):
+        faults.append(f"model.path: needs a hub id or a folder for model={cfg.model.name}; found null")
+    if cfg.model.format.prompt is not None and "{question}" not in cfg.model.format.prompt:
+        faults.append(
+            f"model.format.prompt: needs {{question}} where the question goes; found {show(cfg.model.format.prompt)}"
+        )
+    if cfg.output_dir.startswith("~") or not cfg.output_dir.strip():
+        faults.append(f"output_dir: needs a folder, written without ~; found {show(cfg.output_dir)}")
     try:
         choose(cfg, "")
     except UserError as error:
@@ -103,6 +112,9 @@ def _idle_training(cfg: RunConfig, touched: set[str] | frozenset[str]) -> list[I
             micro is not None and micro > trainer.batch_size,
             f"trainer.batch_size={trainer.batch_size} is smaller",
         ),
+        Idle("data.anchor", not method.forget.active, "there is one objective only"),
+        Idle("trainer.save_model", nothing_trained, why),
+        Idle("model.lr", nothing_trained, why),
         Idle("trainer.stop", trainer.stop == "holdout" and not method.forget.active, "method/forget=none"),
         Idle(
             "scheduler.probe_batches",
@@ -114,12 +126,15 @@ def _idle_training(cfg: RunConfig, touched: set[str] | frozenset[str]) -> list[I
 
 
 def _idle_elsewhere(cfg: RunConfig) -> list[Idle]:
-    model, own = cfg.model, cfg.model.path is not None
+    model, own, chosen = cfg.model, cfg.model.path is not None, choose(cfg, "")
     return [
+        Idle("model.path", TRAIN not in chosen and model.path not in chosen, "target and reference are given"),
         Idle("model.tiny", own, "model.path is set: the embedded model is not used"),
         Idle("model.revision", not own, "model.path is null: the embedded model is used"),
+        Idle("model.revision", own and looks_like_folder(model.path or ""), "model.path is a folder"),
+        Idle("model.reference", cfg.suite.name == "none", "suite=none measures nothing"),
         Idle("model.tokenizer", not own, "the embedded model makes its own tokenizer"),
-        Idle("model.finetune", TRAIN not in choose(cfg, ""), "neither the target nor the reference is trained here"),
+        Idle("model.finetune", TRAIN not in chosen, "neither the target nor the reference is trained here"),
         Idle("model.format.system", model.format.prompt is not None, "model.format.prompt replaces the chat template"),
         Idle("data.hub_id", cfg.data.source != "hub", f"data.source={cfg.data.source}"),
         Idle("suite.max_new_tokens", not cfg.suite.generate, "suite.generate is false"),
@@ -138,6 +153,11 @@ def _combinations(cfg: RunConfig) -> list[str]:
     if not isinstance(combine, Linear) and forget.active != retain.active:
         missing, left = ("retain", "ascent") if forget.active else ("forget", "descent")
         lines.append(f"method.combine={combine.name}: has one gradient only (method/{missing}=none): normalised {left}")
+    if not isinstance(combine, Linear) and retain.name == "kl" and forget.active:
+        lines.append(
+            f"method.combine={combine.name}: the gradient of retain=kl is zero at the start model, so its share of the "
+            "first step is rounding noise"
+        )
     lr = cfg.optimizer.lr
     if cfg.trainer.precision == "bf16" and lr < ROUNDS_AWAY_BELOW and (forget.active or retain.active):
         lines.append(

@@ -107,9 +107,9 @@ class Encoder:
             add_generation_prompt=False,
         )
         tail = text[text.rindex(answer) + len(answer) :]
-        special = set(self.tokenizer.all_special_ids)
+        added = self.tokenizer.added_tokens_decoder
         for token in self._tokenize([tail])[0]:
-            if token in special:
+            if token in added and added[token].special:
                 return int(token)
         return self.tokenizer.eos_token_id  # type: ignore[no-any-return]
 
@@ -155,8 +155,9 @@ class Encoder:
         head = [self.bos] if self.bos is not None else []
         if head and prompt_ids[:1] == head:
             prompt_ids = prompt_ids[1:]
+        # One token of the prompt must stay: an answer cannot be predicted from nothing.
         room = self.max_length - len(head)
-        labels = [*answer_ids, self.end][:room]
+        labels = [*answer_ids, self.end][: room - 1]
         kept = prompt_ids[len(prompt_ids) - min(len(prompt_ids), room - len(labels)) :]
         truncated = len(labels) <= len(answer_ids) or len(kept) < len(prompt_ids)
         ids = (*head, *kept, *labels)
@@ -169,13 +170,16 @@ class Encoder:
         """
         content = row.input_ids[row.n_prompt + row.n_lead : row.n_prompt + row.n_content]
         decoded = self.tokenizer.decode(content, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        want, found = _squeeze(row.answer), _squeeze(decoded)
+        # A cut may go through a letter of several tokens.
+        want, found = _squeeze(row.answer), _squeeze(decoded.rstrip("\ufffd") if row.truncated else decoded)
         if row.n_prompt == 0 or row.n_content <= row.n_lead:
-            raise UserError(f"data: row {row.id} ({row.kind}) has an empty prompt or answer")
+            raise UserError(f"data.source: row {row.id} ({row.kind}) has an empty prompt or answer")
         if not (want.startswith(found) if row.truncated else want == found):
-            raise UserError(f"data: row {row.id} ({row.kind}): the labels decode to {found!r}, the answer is {want!r}")
+            raise UserError(
+                f"data.source: row {row.id} ({row.kind}): the labels decode to {found!r}, the answer is {want!r}"
+            )
         if self.bos is not None and (row.input_ids[0] != self.bos or self.bos in row.input_ids[1:]):
-            raise UserError(f"data: row {row.id} ({row.kind}): needs exactly one BOS at its start")
+            raise UserError(f"data.source: row {row.id} ({row.kind}): needs exactly one BOS at its start")
 
 
 def _squeeze(text: str) -> str:

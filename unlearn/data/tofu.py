@@ -55,6 +55,8 @@ def _reader(config: DataConfig) -> Reader:
     if config.source == "embedded":
         return embedded.tofu
     if config.source == "hub":
+        # Asked once: five sets would give the same answer five times.
+        hub.require(config.hub_id, "data.source", kind="dataset")
         return lambda name: hub.dataset_rows(config.hub_id, name)
     folder = Path(config.source).expanduser()
     if not folder.is_dir():
@@ -68,7 +70,7 @@ def _reader(config: DataConfig) -> Reader:
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read a file with one JSON object a line; a fault names the file and the line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         raise UserError(f"data.source: needs the file {path.name}, found none in {path.parent}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -90,25 +92,24 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 def examples_of(file: str, rows: list[dict[str, Any]]) -> tuple[Example, ...]:
     """Rows of one file as examples; an empty file or a row without question and answer is a fault."""
     if not rows:
-        raise UserError(f"data: the set {file} is empty")
-    examples = []
-    for index, row in enumerate(rows):
-        for key in ("question", "answer"):
-            if not isinstance(row.get(key), str) or not row[key].strip():
-                raise UserError(f"data: {file} row {index} needs a text under '{key}', found {row.get(key)!r}")
-        wrong = row.get("perturbed_answer") or ()
-        wrong = (wrong,) if isinstance(wrong, str) else tuple(wrong)
-        examples.append(
-            Example(
-                id=f"{file}/{index}",
-                question=row["question"],
-                answer=row["answer"],
-                paraphrased_question=row.get("paraphrased_question"),
-                paraphrased_answer=row.get("paraphrased_answer"),
-                perturbed_answers=wrong,
-            )
-        )
-    return tuple(examples)
+        raise UserError(f"data.source: the set {file} is empty")
+    return tuple(_example(f"{file}/{index}", row) for index, row in enumerate(rows))
+
+
+def _example(id: str, row: dict[str, Any]) -> Example:
+    for key in ("question", "answer"):
+        if not isinstance(row.get(key), str) or not row[key].strip():
+            raise UserError(f"data.source: {id} needs a text under '{key}', found {row.get(key)!r}")
+    for key in ("paraphrased_question", "paraphrased_answer"):
+        if not isinstance(row.get(key), str | None):
+            raise UserError(f"data.source: {id} needs a text under '{key}', found {row[key]!r}")
+    wrong = row.get("perturbed_answer") or []
+    wrong = [wrong] if isinstance(wrong, str) else wrong
+    if not isinstance(wrong, list) or not all(isinstance(answer, str) for answer in wrong):
+        raise UserError(f"data.source: {id} needs texts under 'perturbed_answer', found {row['perturbed_answer']!r}")
+    return Example(
+        id, row["question"], row["answer"], row.get("paraphrased_question"), row.get("paraphrased_answer"), tuple(wrong)
+    )
 
 
 def _with_variants(rows: tuple[Example, ...], perturbed: tuple[Example, ...], name: str) -> tuple[Example, ...]:
@@ -120,7 +121,9 @@ def _with_variants(rows: tuple[Example, ...], perturbed: tuple[Example, ...], na
     known = {(example.question, example.answer) for example in rows}
     strangers = [example.id for text, example in by_text.items() if text not in known]
     if strangers:
-        raise UserError(f"data: {strangers[0]} (and {len(strangers) - 1} more) is not in the {name} set of this split")
+        raise UserError(
+            f"data.source: {strangers[0]} (and {len(strangers) - 1} more) is not in the {name} set of this split"
+        )
     merged = []
     for row in rows:
         variant = by_text.get((row.question, row.answer))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -33,12 +33,11 @@ def generate(
     """
     from transformers import GenerationConfig
 
-    # A config of our own: the one beside published chat weights samples with a temperature.
     settings = GenerationConfig(
         do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=end_id, pad_token_id=pad_id, use_cache=True
     )
     texts: list[tuple[str, bool]] = [("", False)] * len(rows)
-    with progress() as bars:
+    with progress() as bars, _without_defaults(model):
         bar = bars.add_task(title, total=len(rows), note="")
         for places in _batches(rows, max_new_tokens, token_budget):
             prompts = [rows[index].input_ids[: rows[index].n_prompt] for index in places]
@@ -53,6 +52,18 @@ def generate(
                 texts[index] = _text(tokenizer, new, end_id, format, max_new_tokens)
             bars.update(bar, advance=len(places))
     return texts
+
+
+@contextmanager
+def _without_defaults(model: Any) -> Iterator[None]:
+    """Hide the generation config that came with the weights: the library fills what ours leaves open from it."""
+    from transformers import GenerationConfig
+
+    published, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = published
 
 
 def _batches(rows: Sequence[Row], max_new_tokens: int, token_budget: int) -> list[list[int]]:

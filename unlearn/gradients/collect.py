@@ -95,7 +95,7 @@ def _dot(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> float
         for a, b in zip(left, right, strict=True)
         if a is not None and b is not None
     ]
-    return torch.stack(products).double().sum().item() if products else 0.0
+    return torch.stack(products).cpu().double().sum().item() if products else 0.0
 
 
 def _norm(parameters: Sequence[Tensor]) -> float:

@@ -5,6 +5,7 @@ One line per failure, within seconds; nothing is loaded half.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,23 @@ def looks_like_folder(path: str) -> bool:
 
 
 def cached_revision(repo_id: str, revision: str | None = None, kind: str = "model") -> str | None:
-    """The commit of a complete-looking copy in the local hub cache, or None."""
+    """The commit of a copy in the local hub cache that has what a run reads, or None."""
     from huggingface_hub import try_to_load_from_cache
 
-    marker = "config.json" if kind == "model" else "README.md"
-    found = try_to_load_from_cache(repo_id, marker, revision=revision, repo_type=kind)
-    return Path(found).parent.name if isinstance(found, str) else None
+    found = try_to_load_from_cache(
+        repo_id, "config.json" if kind == "model" else "README.md", revision=revision, repo_type=kind
+    )
+    if not isinstance(found, str):
+        return None
+    folder = Path(found).parent
+    return folder.name if kind != "model" or any(folder.glob("*.safetensors")) else None
 
 
+@lru_cache
 def require(repo_id: str, key: str, revision: str | None = None, kind: str = "model") -> str:
     """The commit of a repository that can be read now: from the local cache, else by asking the hub once.
 
-    Raises UserError: gated, not found, or out of reach, each with what to do.
+    Raises UserError: gated, not found, without safetensors, or out of reach, each with what to do.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
@@ -53,7 +59,6 @@ def require(repo_id: str, key: str, revision: str | None = None, kind: str = "mo
         api = HfApi()
         info: Any = api.repo_info(repo_id, revision=revision, repo_type=kind, timeout=TIMEOUT_S)
         api.auth_check(repo_id, repo_type=kind)
-        return str(info.sha)
     except GatedRepoError:
         raise UserError(f"{what} is gated: accept its terms on its page and log in with `hf auth login`") from None
     except RevisionNotFoundError:
@@ -64,16 +69,20 @@ def require(repo_id: str, key: str, revision: str | None = None, kind: str = "mo
         raise UserError(
             f"{what} cannot be reached ({type(error).__name__}): go online, or give a local folder instead"
         ) from None
+    files = [file.rfilename for file in info.siblings or ()]
+    if key != "model.tokenizer" and kind == "model" and not any(name.endswith(".safetensors") for name in files):
+        raise UserError(f"{what} has no *.safetensors (pickled weights are never loaded)")
+    return str(info.sha)
 
 
 def dataset_rows(repo_id: str, name: str) -> list[dict[str, Any]]:
     """All rows of one configuration of a dataset on the hub (or in the local hub cache)."""
-    require(repo_id, "data.source", kind="dataset")
+    commit = require(repo_id, "data.source", kind="dataset")
     import datasets
 
     datasets.disable_progress_bars()
     try:
-        return list(datasets.load_dataset(repo_id, name, split="train"))
+        return list(datasets.load_dataset(repo_id, name, split="train", revision=commit))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"data.source: cannot read '{name}' of the dataset '{repo_id}' on the hub: {reason}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from unlearn.models import hub
 
 
 def check_source(path: str, key: str, revision: str | None = None) -> None:
-    """A folder with a config and safetensors weights, or a hub repository that can be read. Raises UserError."""
+    """A folder with a config and readable safetensors weights, or a hub repository that has some. Raises UserError."""
+    from safetensors import SafetensorError, safe_open
+
     if not hub.looks_like_folder(path):
         hub.require(path, key, revision)
         return
@@ -22,37 +25,89 @@ def check_source(path: str, key: str, revision: str | None = None) -> None:
         raise UserError(f"{key}: needs a folder that exists or a hub id; found '{path}'")
     if not (folder / "config.json").is_file():
         raise UserError(f"{key}: needs a model folder with config.json; found none in '{path}'")
-    if not list(folder.glob("*.safetensors")):
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
         others = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
         found = f"{others[0]} (pickled weights are never loaded)" if others else "no weights"
         raise UserError(f"{key}: needs *.safetensors in '{path}', found {found}")
+    for file in weights:
+        try:
+            with safe_open(file, framework="np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{key}: cannot read {file}: {_first_line(error)}") from None
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Hash of everything that decides how text becomes tokens: vocabulary, merges, special tokens, chat template."""
+    parts = (tokenizer.backend_tokenizer.to_str(), str(tokenizer.chat_template), str(tokenizer.special_tokens_map))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def fingerprint(path: str, revision: str | None = None) -> str:
     """Hash of a folder's config and weights, or the commit of a hub repository."""
     if not hub.looks_like_folder(path):
         return hub.require(path, "model.path", revision)
-    digest = hashlib.sha256()
     folder = Path(path).expanduser()
-    for file in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+    files = sorted([folder / "config.json", *folder.glob("*.safetensors")])
+    return _files_hash(tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
+
+
+@lru_cache
+def _files_hash(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """Size and time are only there so that a file that has changed is read again."""
+    digest = hashlib.sha256()
+    for file, _, _ in files:
         digest.update(file.name.encode())
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()[:16]
 
 
+def revision_of(config: ModelConfig, path: str, kind_key: str = "model.path") -> str | None:
+    """The commit of a hub repository, asked for once per process, so that config, tokenizer and weights agree.
+
+    None for a folder.
+    """
+    if hub.looks_like_folder(path):
+        return None
+    return hub.require(path, kind_key, config.revision if path == config.path else None)
+
+
 def expanded(path: str) -> str:
+    """A folder with its `~` resolved; a hub id as it is."""
     return str(Path(path).expanduser()) if hub.looks_like_folder(path) else path
+
+
+def load_shape(config: ModelConfig, path: str) -> Any:
+    """The architecture's config, without weights. Raises UserError."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(
+            expanded(path), revision=revision_of(config, path), trust_remote_code=config.trust_remote_code
+        )
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"model.path: cannot read the config of '{path}': {_first_line(error)}") from error
 
 
 def load_tokenizer(config: ModelConfig, path: str) -> Any:
     """The tokenizer beside the weights, or the one that model.tokenizer names. Raises UserError."""
     from transformers import AutoTokenizer
 
-    where = expanded(config.tokenizer or path)
-    revision = config.revision if where == config.path else None
+    where = config.tokenizer or path
+    if hub.looks_like_folder(where) and not hub.is_folder(where):
+        raise UserError(f"model.tokenizer: needs a folder that exists or a hub id; found '{where}'")
     try:
-        return AutoTokenizer.from_pretrained(where, revision=revision, trust_remote_code=config.trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            expanded(where),
+            revision=revision_of(config, where, "model.tokenizer"),
+            trust_remote_code=config.trust_remote_code,
+        )
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"model.tokenizer: cannot load a tokenizer from '{where}': {_first_line(error)}") from error
 
@@ -63,16 +118,17 @@ def load_model(config: ModelConfig, path: str, dtype: str = "float32") -> Any:
     from transformers import AutoModelForCausalLM
 
     _quiet()
-    where = expanded(path)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            where,
-            revision=config.revision if path == config.path else None,
+            expanded(path),
+            revision=revision_of(config, path),
             dtype=getattr(torch, dtype),
             attn_implementation=config.attention,
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,
         )
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"model.path: cannot load '{path}': {_first_line(error)}") from error
     return model.eval()
@@ -135,7 +191,19 @@ def tiny_model(config: TinyConfig, tokenizer: Any, max_length: int, seed: int) -
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Weights (safetensors), tokenizer with its chat template, and generation config, in one folder."""
+    """Weights (safetensors), tokenizer with its chat template, and generation config, in one folder.
+
+    Raises OSError where the disk does not take them.
+    """
+    from safetensors import SafetensorError
+
     _quiet()
-    model.save_pretrained(folder)
+    settings = model.generation_config
+    if settings is not None and not settings.do_sample:
+        # Some published configs name a temperature for greedy decoding, which the library refuses to write again.
+        settings.temperature = settings.top_p = settings.top_k = None
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:
+        raise OSError(_first_line(error)) from error
     tokenizer.save_pretrained(folder)

@@ -71,6 +71,8 @@ def resolve(cfg: RunConfig, benchmark: Benchmark) -> Sources:
         faults += _faults(path, key)
     if TRAIN in (target, reference) and cfg.model.path is not None:
         faults += _faults(cfg.model.path, "model.path", cfg.model.revision)
+    if reference == TRAIN and target != TRAIN and cfg.model.path is None:
+        faults.append("model.reference: train needs the weights to begin with; set model.path to those before the data")
     reason = ""
     if reference is None:
         reason = f"no reference model: nothing trained on {benchmark.retain_name} alone was given"

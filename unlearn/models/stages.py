@@ -61,9 +61,7 @@ class Stages:
         return {
             "base": base,
             "rows": fingerprint(examples),
-            "tokenizer": fingerprint(self.benchmark.train + self.benchmark.sets["holdout"])
-            if model.path is None
-            else "",
+            "tokenizer": load.tokenizer_hash(self.tokenizer),
             "format": asdict(model.format),
             "max_length": model.max_length,
             "finetune": asdict(model.finetune),

@@ -17,8 +17,13 @@ MAX_FIRST_PROBES = 12
 """How often the very first probe may repeat: enough to double a lr of 1e-7 up to 4e-4."""
 
 NOISE = 1e-6
-"""Loss differences below this share of the loss are rounding, not slope: fp32 sums of a few thousand terms differ so.
-"""
+"""Loss differences below this share of the loss are rounding, not slope: fp32 sums of thousands of terms differ so."""
+
+NOISE_BF16 = 4e-3
+"""The same for a forward pass in bf16, which keeps 8 bits."""
+
+NOISE_NATS = 1e-7
+"""Rounding of a log-softmax in fp32, however small the loss is."""
 
 
 @dataclass
@@ -61,7 +66,7 @@ class Fit(NamedTuple):
     note: str
 
 
-def fit(minus: float, zero: float, plus: float, lr: float, budget: float = 0.0) -> Fit:
+def fit(minus: float, zero: float, plus: float, lr: float, budget: float = 0.0, noise: float = NOISE) -> Fit:
     """The learning rate that the parabola through three retain losses asks for, unclipped (math.inf means "grow").
 
     minus, zero, plus: retain loss at `before + lr d`, `before` and `before - lr d` (the step as taken), in nats.
@@ -71,7 +76,7 @@ def fit(minus: float, zero: float, plus: float, lr: float, budget: float = 0.0) 
         return Fit(None, None, None, "keep: loss not finite")
     b = (minus - plus) / (2 * lr)
     h = (plus + minus - 2 * zero) / lr**2
-    if max(abs(minus - zero), abs(plus - zero)) <= NOISE * abs(zero):
+    if max(abs(minus - zero), abs(plus - zero)) <= max(noise * abs(zero), NOISE_NATS):
         return Fit(b, h, None, "keep: differences below the noise floor")
     if budget > 0:
         return Fit(b, h, _within_budget(b, h, budget * abs(zero)), "budget")
@@ -94,11 +99,11 @@ def _within_budget(b: float, h: float, rise: float) -> float:
     return (b + root) / h if b > 0 else 2 * rise / (root - b)
 
 
-def next_lr(settings: AutoLR, lr: float, star: float, decay: float = 1.0, smoothing: float = 0.0) -> float:
-    """Clip, smooth, decay and bound: the lr after a probe that asked for `star` at the learning rate `lr`."""
+def next_lr(settings: AutoLR, lr: float, star: float, smoothing: float = 0.0) -> float:
+    """Clip, smooth and bound: the lr after a probe that asked for `star` at the learning rate `lr`."""
     clipped = min(max(star, lr / settings.clip), lr * settings.clip)
     smoothed = smoothing * lr + (1 - smoothing) * clipped
-    return min(max(smoothed * decay, settings.min_lr), settings.max_lr)
+    return min(max(smoothed, settings.min_lr), settings.max_lr)
 
 
 def inside_clip(settings: AutoLR, lr: float, star: float) -> bool:

@@ -10,6 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from unlearn.errors import Diverged
 from unlearn.gradients.collect import Backward, Combined, combined_gradient
 from unlearn.objectives.logprobs import AnswerModel
 from unlearn.objectives.objective import Objective
-from unlearn.schedulers.autolr import AutoLR
+from unlearn.schedulers.autolr import NOISE, NOISE_BF16, AutoLR
 from unlearn.training.probe import Probe, set_lr
 from unlearn.training.step import Autocast, Reference, autocast_for, backward, has_dropout, mean_nll, sequence_logp
 
@@ -75,15 +76,21 @@ class HoldoutStop:
         )
 
 
+def forgets(cfg: RunConfig) -> bool:
+    """Whether the forget objective takes part in the steps: there is one, and its weight is not fixed at 0."""
+    fixed = cfg.method.combine.fixed
+    return bool(cfg.method.forget.active) and (fixed is None or fixed.forget > 0)
+
+
 def stops_at_holdout(cfg: RunConfig) -> bool:
     """Whether this run watches the holdout: asked for, or on its own for objectives that never end."""
-    forget: Objective = cfg.method.forget
-    return forget.active and (cfg.trainer.stop == "holdout" or (cfg.trainer.stop == "auto" and forget.unbounded))
+    wanted = cfg.trainer.stop == "holdout" or (cfg.trainer.stop == "auto" and cfg.method.forget.unbounded)
+    return forgets(cfg) and wanted
 
 
 def pairing(cfg: RunConfig, n_forget: int, n_retain: int) -> Pairing:
     """Order of rows; without a forget objective the retain set is what an epoch visits."""
-    anchor = cfg.data.anchor if cfg.method.forget.active else "retain"
+    anchor = cfg.data.anchor if forgets(cfg) else "retain"
     return Pairing(n_forget, n_retain, cfg.trainer.batch_size, cfg.seed, anchor)
 
 
@@ -124,7 +131,10 @@ class Unlearning:
         if cfg.trainer.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         optimizer = cfg.optimizer.build(self.parameters)
-        probe = Probe(cfg.scheduler, cfg.optimizer.lr) if isinstance(cfg.scheduler, AutoLR) else None
+        probe = None
+        if isinstance(cfg.scheduler, AutoLR):
+            noise = NOISE_BF16 if cfg.trainer.precision == "bf16" else NOISE
+            probe = Probe(cfg.scheduler, cfg.optimizer.lr, noise=noise)
         self.model.train()
         stop: Stop | None = None
         step = 0
@@ -161,7 +171,8 @@ class Unlearning:
                     parameter.grad.mul_(self.cfg.trainer.clip_norm / combined.norm)
         lr, probed = self._update(step, optimizer, probe, retain_batches, combined)
         seconds = time.perf_counter() - began
-        tokens = sum(int(batch.attention_mask_BT.sum()) for batch in (*forget_batches, *retain_batches))
+        passed = [*(forget_batches if combined.forget else ()), *(retain_batches if combined.retain else ())]
+        tokens = sum(int(batch.attention_mask_BT.sum()) for batch in passed)
         self.tokens += tokens
         return self._line(step, combined, lr, probed, tokens, seconds)
 
@@ -176,7 +187,7 @@ class Unlearning:
         """Take the optimizer step, with a probe where one is due: the lr it was taken with, and what the probe saw."""
         scheduler = self.cfg.scheduler
         if probe is None or not scheduler.due(step):
-            lr = self.cfg.optimizer.lr * scheduler.factor(step, self.total) if probe is None else probe.lr
+            lr = (self.cfg.optimizer.lr if probe is None else probe.lr) * scheduler.factor(step, self.total)
             set_lr(optimizer, lr)
             optimizer.step()
             return lr, None
@@ -184,15 +195,17 @@ class Unlearning:
         fresh = self.pairs.fresh_retain(step, scheduler.probe_batches * self.cfg.trainer.batch_size)
         if scheduler.probe == "fresh" and fresh:
             retain_batches = self._batches(self.retain, fresh)
-        elif combined.retain is not None and not has_dropout(self.model):
+        elif combined.retain is not None and self.cfg.trainer.precision != "bf16_mixed" and not has_dropout(self.model):
             loss_before = combined.retain.nll
-        retain_loss = partial(mean_nll, self.answer_model, retain_batches, self.autocast)
-        fits = probe.step(optimizer, self.parameters, retain_loss, loss_before, scheduler.factor(step, self.total))
+        # Always at the precision of the weights: the noise of a bf16 pass would drown the differences.
+        retain_loss = partial(mean_nll, self.answer_model, retain_batches, nullcontext)
+        decay = scheduler.factor(step, self.total)
+        fits = probe.step(optimizer, self.parameters, retain_loss, loss_before, decay)
         last = fits[-1]
         star = last.lr_star if last.lr_star is not None and math.isfinite(last.lr_star) else None
         if last.lr_star is None:
             log.info("step %d: lr probe: %s", step + 1, last.note)
-        return probe.lr, {
+        return probe.lr * decay, {
             "slope": last.slope,
             "curvature": last.curvature,
             "lr_star": star,
@@ -251,10 +264,7 @@ class Unlearning:
             logp = sequence_logp(self.answer_model, self._all(self.forget), self.autocast)
         frozen = None
         if "reference_logits" in needs:
-            copied = copy.deepcopy(self.model).requires_grad_(False).eval()
-            if self.cfg.trainer.precision == "bf16_mixed":
-                copied = copied.to(torch.bfloat16)
-            frozen = AnswerModel(copied)
+            frozen = AnswerModel(copy.deepcopy(self.model).requires_grad_(False).eval())
         return Reference(logp, frozen)
 
     def _all(self, rows: Sequence[Row]) -> list[Batch]:

@@ -23,6 +23,11 @@ class OptimizerConfig:
     lr: float = setting(II("model.lr"), "learning rate (AutoLR: where its search starts)", above=0)
     weight_decay: float = setting(0.0, "decoupled weight decay", minimum=0)
 
+    @property
+    def states(self) -> int:
+        """Tensors of the size of the weights that the optimizer keeps."""
+        return 0
+
     def build(self, parameters: Iterable[Tensor]) -> Optimizer:
         raise TypeError(f"the optimizer '{self.name}' is abstract")
 
@@ -35,6 +40,10 @@ class AdamW(OptimizerConfig):
     beta1: float = setting(0.9, "decay of the mean of gradients", minimum=0, below=1)
     beta2: float = setting(0.999, "decay of the mean of squared gradients", minimum=0, below=1)
     eps: float = setting(1e-8, "added to the denominator", above=0)
+
+    @property
+    def states(self) -> int:
+        return 2
 
     def build(self, parameters: Iterable[Tensor]) -> Optimizer:
         from torch.optim import AdamW
@@ -50,6 +59,10 @@ class SGD(OptimizerConfig):
 
     name: str = "sgd"
     momentum: float = setting(0.0, "share of the last update kept", minimum=0, below=1)
+
+    @property
+    def states(self) -> int:
+        return 1 if self.momentum > 0 else 0
 
     def build(self, parameters: Iterable[Tensor]) -> Optimizer:
         from torch.optim import SGD

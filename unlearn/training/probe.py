@@ -9,16 +9,20 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from unlearn.schedulers.autolr import MAX_FIRST_PROBES, AutoLR, Fit, fit, inside_clip, next_lr
+from unlearn.schedulers.autolr import MAX_FIRST_PROBES, NOISE, AutoLR, Fit, fit, inside_clip, next_lr
 
 
 @dataclass
 class Probe:
-    """State of AutoLR in a run: the learning rate in force, and whether the first search is over."""
+    """State of AutoLR in a run: the fitted learning rate, and whether the first search is over.
+
+    `lr` is the rate without the horizon factor; `decay` of a step multiplies it and is never fed back into the fit.
+    """
 
     settings: AutoLR
     lr: float
     settled: bool = False
+    noise: float = NOISE
 
     @torch.no_grad()
     def step(
@@ -31,39 +35,41 @@ class Probe:
     ) -> list[Fit]:
         """Take one optimizer step with the learning rate that the probe finds, and keep that rate.
 
-        The optimizer's state advances once. `retain_loss` is the mean NLL of the probe rows at the present
-        parameters, in nats; `loss_before` saves its evaluation at the start point where the training pass has it
-        already. Parameters are placed by copy from the two kept sets. `decay` is the horizon factor on a fitted rate.
-        If anything fails on the way they are left where the step began.
+        The optimizer's state advances once. `retain_loss` is the mean NLL of the probe rows at the present parameters,
+        in nats; `loss_before` saves its evaluation at the start point where the training pass has it already.
+        Parameters are placed by copy from the two kept sets. If anything fails on the way they are left where the step
+        began.
         """
-        lr = lr_new = self.lr
+        lr = good = found = self.lr
         smoothing = self.settings.smoothing if self.settled else 0.0
         before = [parameter.detach().clone() for parameter in parameters]
         zero = retain_loss() if loss_before is None else loss_before
-        set_lr(optimizer, lr)
+        set_lr(optimizer, lr * decay)
         optimizer.step()
         after = [parameter.detach().clone() for parameter in parameters]
         fits: list[Fit] = []
         try:
             for _ in range(1 if self.settled else MAX_FIRST_PROBES):
-                lr_probe = lr_new
-                _place(parameters, before, after, lr_probe / lr)
+                tried = found
+                _place(parameters, before, after, tried / lr)
                 plus = retain_loss()
-                _place(parameters, before, after, -lr_probe / lr)
+                _place(parameters, before, after, -tried / lr)
                 minus = retain_loss()
-                fits.append(fit(minus, zero, plus, lr_probe, self.settings.budget))
+                fits.append(fit(minus, zero, plus, tried * decay, self.settings.budget, self.noise))
                 star = fits[-1].lr_star
                 if star is None:
+                    # Grown into a rate at which the loss is not finite: the one before was fine.
+                    found = good if fits[-1].slope is None else tried
                     break
-                lr_new = next_lr(self.settings, lr_probe, star, decay, smoothing)
-                if inside_clip(self.settings, lr_probe, star) or lr_new == lr_probe:
+                good, found = tried, next_lr(self.settings, tried, star, smoothing)
+                if inside_clip(self.settings, tried, star) or found == tried:
                     break
         except BaseException:
             _place(parameters, before, after, 0.0)
             raise
         self.settled = self.settled or fits[-1].lr_star is not None
-        _place(parameters, before, after, lr_new / lr)
-        self.lr = lr_new
+        _place(parameters, before, after, found / lr)
+        self.lr = found
         return fits
 
 

@@ -67,9 +67,9 @@ def backward(
             answers = reference.add_to(model(batch), batch, objective.needs)
             terms: Tensor = objective.terms(answers).float().sum()
         (terms * (scale / units)).backward()
-        loss += terms.detach().double().item() / units
+        loss += terms.item() / units
         logp_N = answers.logp_N.detach()
-        nll -= logp_N.double().sum().item()
+        nll -= logp_N.cpu().double().sum().item()
         prob += (answers.per_row(logp_N) / answers.per_row(torch.ones_like(logp_N))).exp().sum().item()
     return Pass(loss, nll / n_tokens, prob / n_rows)
 
@@ -82,7 +82,7 @@ def mean_nll(model: AnswerModel, batches: Sequence[Batch], autocast: Autocast) -
     total = torch.zeros((), dtype=torch.float64)
     for batch in batches:
         with autocast():
-            total -= model(batch).logp_N.double().sum().cpu()
+            total -= model(batch).logp_N.cpu().double().sum()
     model.model.train(was_training)
     return total.item() / sum(batch.n_tokens for batch in batches)
 
