@@ -125,6 +125,11 @@ def test_a_repeat_takes_target_reference_and_before_from_the_cache(done: Path, c
     assert load(again, "results.json") == load(done, "results.json"), "the same run to the last digit"
 
 
+def test_a_folder_that_holds_a_run_is_not_written_again(done: Path, cache: Path) -> None:
+    with pytest.raises(UserError, match=r"output_dir: needs a new folder; .* holds a run already"):
+        small(done, cache)
+
+
 def test_evaluation_only(done: Path, cache: Path, tmp_path: Path) -> None:
     out = small(tmp_path / "none", cache, "method=none")
     results = load(out, "results.json")

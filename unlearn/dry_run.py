@@ -44,7 +44,7 @@ def _data(prepared: Prepared) -> list[str]:
 
 def _models(prepared: Prepared) -> list[str]:
     cached = plan.cached_stages(prepared)
-    lines = [f"model      {prepared.cfg.model.name}, {prepared.n_parameters:,} parameters, on {prepared.device}"]
+    lines = [f"model      {prepared.cfg.model.name}, {prepared.size.parameters:,} parameters, on {prepared.device}"]
     for role, source in (("target", prepared.sources.target), ("reference", prepared.sources.reference)):
         if source is None:
             what = f"none ({prepared.sources.reason})"

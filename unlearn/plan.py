@@ -27,6 +27,15 @@ FEW_STEPS = 20
 
 
 @dataclass(frozen=True)
+class ModelSize:
+    """Parameters, layers and width of the model, known from its config."""
+
+    parameters: int
+    layers: int
+    width: int
+
+
+@dataclass(frozen=True)
 class Prepared:
     """A run that is ready to begin."""
 
@@ -37,7 +46,7 @@ class Prepared:
     encoder: Encoder
     rows: dict[str, list[Row]]
     device: torch.device
-    n_parameters: int
+    size: ModelSize
 
     @property
     def trains(self) -> bool:
@@ -74,7 +83,7 @@ def prepare(cfg: RunConfig) -> Prepared:
     for examples in benchmark.evaluated().values():
         encoder.variants(examples)
     prepared = Prepared(
-        cfg, benchmark, sources, tokenizer, encoder, rows, pick_device(cfg), count_parameters(cfg, sources, tokenizer)
+        cfg, benchmark, sources, tokenizer, encoder, rows, pick_device(cfg), measure(cfg, sources, tokenizer)
     )
     check_disk(prepared)
     return prepared
@@ -105,8 +114,8 @@ def pick_device(cfg: RunConfig) -> torch.device:
     return torch.device(wanted)
 
 
-def count_parameters(cfg: RunConfig, sources: Sources, tokenizer: Any) -> int:
-    """Number of parameters, from the model's shape alone. Raises UserError where rows may exceed the model's window."""
+def measure(cfg: RunConfig, sources: Sources, tokenizer: Any) -> ModelSize:
+    """The model's size, from its shape alone. Raises UserError where rows may exceed its window."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -115,7 +124,7 @@ def count_parameters(cfg: RunConfig, sources: Sources, tokenizer: Any) -> int:
     path = cfg.model.path if sources.target == TRAIN else sources.target
     if path is None:
         model = load.tiny_model(cfg.model.tiny, tokenizer, cfg.model.max_length, cfg.seed)
-        return int(model.num_parameters())
+        return ModelSize(int(model.num_parameters()), cfg.model.tiny.layers, cfg.model.tiny.hidden_size)
     shape = load.load_shape(cfg.model, path)
     window = getattr(shape, "max_position_embeddings", None)
     if window is not None and cfg.model.max_length > window:
@@ -123,10 +132,10 @@ def count_parameters(cfg: RunConfig, sources: Sources, tokenizer: Any) -> int:
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(shape, trust_remote_code=cfg.model.trust_remote_code)
+        return ModelSize(int(model.num_parameters()), shape.num_hidden_layers, shape.hidden_size)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"model.path: '{path}' is no causal language model: {reason[:200]}") from error
-    return int(model.num_parameters())
 
 
 def weight_bytes(cfg: RunConfig) -> int:
@@ -136,7 +145,7 @@ def weight_bytes(cfg: RunConfig) -> int:
 
 def memory_parts(prepared: Prepared) -> dict[str, int]:
     """Estimated device memory of the training step by part, in bytes."""
-    cfg, n = prepared.cfg, prepared.n_parameters
+    cfg, n = prepared.cfg, prepared.size.parameters
     size = weight_bytes(cfg)
     method = cfg.method
     micro = cfg.trainer.micro_batch_size or cfg.trainer.batch_size
@@ -157,20 +166,19 @@ def memory_parts(prepared: Prepared) -> dict[str, int]:
 
 
 def _activation_bytes_per_token(prepared: Prepared) -> int:
-    """About 34 bytes per token, layer and unit of width in 16 bits (Korthikanti et al., 2205.05198), twice that in
-    fp32.
+    """About 34 bytes per token, layer and unit of width in 16 bits (Korthikanti et al., 2205.05198), 68 in fp32.
 
-    Depth times width follows from the number of parameters of a standard block, 12 width^2 per layer.
+    With checkpointing the inputs of the layers stay, and one layer at a time is computed again.
     """
-    depth_times_width = (prepared.n_parameters / 12) ** 0.5 * 5
-    size = 34 if prepared.cfg.trainer.precision != "fp32" else 68
-    return int(depth_times_width * (2 if prepared.cfg.trainer.gradient_checkpointing else size))
+    layers, width = prepared.size.layers, prepared.size.width
+    per_layer = width * (68 if prepared.cfg.trainer.precision == "fp32" else 34)
+    return layers * width * 4 + per_layer if prepared.cfg.trainer.gradient_checkpointing else layers * per_layer
 
 
 def disk_parts(prepared: Prepared) -> dict[str, tuple[str, int]]:
     """What will be written, as name -> (folder key, bytes)."""
     cfg = prepared.cfg
-    fp32 = 4 * prepared.n_parameters
+    fp32 = 4 * prepared.size.parameters
     cached = cached_stages(prepared)
     parts = {
         f"{role} model": ("cache_dir", fp32)
@@ -178,7 +186,7 @@ def disk_parts(prepared: Prepared) -> dict[str, tuple[str, int]]:
         if source == TRAIN and not cached[role]
     }
     if cfg.trainer.save_model and prepared.trains:
-        parts["final model"] = ("output_dir", weight_bytes(cfg) * prepared.n_parameters)
+        parts["final model"] = ("output_dir", weight_bytes(cfg) * prepared.size.parameters)
     return parts
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerFast
+from transformers import AddedToken, AutoTokenizer, GPT2TokenizerFast, PreTrainedTokenizerFast
 
 from tests.conftest import SHARED, needs_shared
 from tests.helpers import compose_run, data_config
@@ -74,6 +74,23 @@ def test_what_a_template_puts_behind_the_end_marker_is_not_in_the_row(chat: Any)
     assert chat.decode(row.input_ids[row.n_prompt :]) == "Nobody.<|im_end|>"
     assert chat.decode(row.input_ids[: row.n_prompt]).endswith("<|im_start|>assistant\n")
     assert "Be brief." in chat.decode(row.input_ids)
+
+
+def test_an_end_marker_that_is_special_but_has_no_name(tokenizer: Any) -> None:
+    """Phi-3's template closes an answer with <|end|>, which is in no list of named special tokens."""
+    import copy
+
+    phi3 = copy.deepcopy(tokenizer)
+    phi3.add_tokens([AddedToken("<|end|>", special=True)])
+    phi3.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|end|>{% endfor %}{{ eos_token }}"
+    assert Encoder(phi3, FormatConfig(), 512).end == phi3.convert_tokens_to_ids("<|end|>")
+
+
+def test_a_cut_through_a_letter_of_several_tokens(tokenizer: Any) -> None:
+    rows = [
+        row_of(Encoder(tokenizer, PLAIN, length), "Who?", "彼の名前は誰も知らない。" * 9) for length in range(40, 46)
+    ]
+    assert all(row.truncated and len(row.input_ids) <= 45 for row in rows)
 
 
 def test_pad_equal_to_eos_leaves_the_end_labelled(tokenizer: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 from tests.conftest import SHARED, needs_shared
 from tests.helpers import compose_run, data_config, tiny_setup
 from unlearn.data import tofu
+from unlearn.data.encode import Encoder
 from unlearn.errors import UserError
 from unlearn.models import load
 from unlearn.models.hub import looks_like_folder
@@ -152,6 +153,24 @@ def test_a_stage_is_trained_once_and_again_when_its_inputs_change(tmp_path: Path
     assert reference.fingerprint != target.fingerprint
     assert not stages_for(tmp_path, "seed=1").target(both).cached
     assert not stages_for(tmp_path, "model.finetune.lr=0.001").target(both).cached
+
+
+def test_a_stage_belongs_to_the_tokenizer_that_it_was_trained_with() -> None:
+    """Shortening a set that is only scored changes the embedded tokenizer, and with it what every token id means."""
+    keys = []
+    for words in ((), ("data.limit.world_facts=1",)):
+        cfg = compose_run(*words)
+        benchmark = tofu.load(cfg.data)
+        tokenizer = load.tiny_tokenizer(cfg.model.tiny, benchmark)
+        encoder = Encoder(tokenizer, cfg.model.format, cfg.model.max_length)
+        keys.append(Stages(cfg, benchmark, tokenizer, encoder, torch.device("cpu")).key(benchmark.train))
+    assert keys[0]["rows"] == keys[1]["rows"]
+    assert keys[0]["tokenizer"] != keys[1]["tokenizer"]
+
+
+def test_a_reference_cannot_be_trained_from_nothing_for_a_given_target(model_folder: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.reference: train needs the weights to begin with"):
+        sources(f"model.target={model_folder}", "model.reference=train")
 
 
 def test_training_again_gives_the_same_weights_to_the_bit(tmp_path: Path) -> None:

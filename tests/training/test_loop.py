@@ -15,8 +15,9 @@ from tests.helpers import compose_run, tiny_model, tiny_setup
 from unlearn.data.batches import collate
 from unlearn.errors import Diverged
 from unlearn.objectives.logprobs import AnswerModel
-from unlearn.training.loop import HoldoutStop, Outcome, Unlearning, total_steps
+from unlearn.training.loop import Outcome, Unlearning, total_steps
 from unlearn.training.step import mean_nll, sequence_logp
+from unlearn.training.stop import HoldoutStop
 
 SMALL = ("trainer.batch_size=4", "trainer.stop=none", "trainer.max_steps=4", "scheduler.interval=2")
 
@@ -217,6 +218,14 @@ def test_ascent_stops_at_the_holdouts_level_and_says_so() -> None:
 
     assert reached(lines[-2:])
     assert not reached(lines[-3:-1])
+
+
+@pytest.mark.parametrize("words", [("method=gdiff", "method.combine.c=1"), ("method=finetune", "method/forget=ascent")])
+def test_a_forget_objective_of_weight_zero_is_not_watched(words: tuple[str, ...]) -> None:
+    _, lines, outcome = unlearn(*words, "trainer.stop=auto", steps_of_autolr=False)
+    assert outcome.stop is None
+    assert [line["nll_forget"] for line in lines] == [None] * 4
+    assert lines[0]["nll_retain"] > 0
 
 
 def test_bounded_objectives_run_to_their_last_step() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -28,16 +27,9 @@ from unlearn.objectives.objective import Objective
 from unlearn.schedulers.autolr import NOISE, NOISE_BF16, AutoLR
 from unlearn.training.probe import Probe, set_lr
 from unlearn.training.step import Autocast, Reference, autocast_for, backward, has_dropout, mean_nll, sequence_logp
+from unlearn.training.stop import HoldoutStop, Stop, forgets, stops_at_holdout
 
 StepLog = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Why a run ended before its last step."""
-
-    step: int
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -50,42 +42,6 @@ class Outcome:
     changed_tensors: int
     tensors: int
     tokens: int
-
-
-class HoldoutStop:
-    """Ends a run when forgetting has reached "as if never seen": past that point every step only costs utility.
-
-    Over one pass through the forget set, its mean NLL must have reached the holdout set's under the start model, and
-    its mean answer probability must have come down to the holdout's. The loss alone would do if all rows were forgotten
-    alike: ascent lets a few rows run far ahead, and their losses make up for rows that are still known by heart.
-    """
-
-    def __init__(self, holdout_nll: float, holdout_prob: float, window: int) -> None:
-        self.holdout_nll, self.holdout_prob = holdout_nll, holdout_prob
-        self.steps: deque[tuple[float, float]] = deque(maxlen=window)
-
-    def reached(self, forget_nll: float, forget_prob: float) -> str | None:
-        """The reason to stop after a step with these values on its forget rows, or None to go on."""
-        self.steps.append((forget_nll, forget_prob))
-        nll, prob = (sum(values) / len(self.steps) for values in zip(*self.steps, strict=True))
-        if len(self.steps) < (self.steps.maxlen or 1) or nll < self.holdout_nll or prob > self.holdout_prob:
-            return None
-        return (
-            f"over one pass the forget loss of {nll:.3f} nats per token reached the holdout's {self.holdout_nll:.3f}, "
-            f"and the answers' probability of {prob:.3f} the holdout's {self.holdout_prob:.3f}"
-        )
-
-
-def forgets(cfg: RunConfig) -> bool:
-    """Whether the forget objective takes part in the steps: there is one, and its weight is not fixed at 0."""
-    fixed = cfg.method.combine.fixed
-    return bool(cfg.method.forget.active) and (fixed is None or fixed.forget > 0)
-
-
-def stops_at_holdout(cfg: RunConfig) -> bool:
-    """Whether this run watches the holdout: asked for, or on its own for objectives that never end."""
-    wanted = cfg.trainer.stop == "holdout" or (cfg.trainer.stop == "auto" and cfg.method.forget.unbounded)
-    return forgets(cfg) and wanted
 
 
 def pairing(cfg: RunConfig, n_forget: int, n_retain: int) -> Pairing:
@@ -129,7 +85,7 @@ class Unlearning:
         reference = self._reference()
         stop_rule = self._stop_rule()
         if cfg.trainer.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable()
+            _checkpointing(self.model, "enable")
         optimizer = cfg.optimizer.build(self.parameters)
         probe = None
         if isinstance(cfg.scheduler, AutoLR):
@@ -149,7 +105,7 @@ class Unlearning:
                 stop = Stop(step, reason) if reason is not None else None
         self.model.eval()
         if cfg.trainer.gradient_checkpointing:
-            self.model.gradient_checkpointing_disable()
+            _checkpointing(self.model, "disable")
         return Outcome(step, stop, *self._distance(start), self.tokens)
 
     def _step(self, step: int, optimizer: Any, probe: Probe | None, reference: Reference) -> StepLog:
@@ -303,3 +259,9 @@ def note(line: StepLog) -> str:
         "lr": "lr",
     }
     return " ".join(f"{word} {line[key]:.3g}" for key, word in words.items() if line.get(key) is not None)
+
+
+def _checkpointing(model: Any, what: str) -> None:
+    """Switch gradient checkpointing; transformers 5.24 gave the switch the name that it keeps in 6."""
+    new = getattr(model, f"activation_checkpointing_{what}", None)
+    (new or getattr(model, f"gradient_checkpointing_{what}"))()
