@@ -101,7 +101,7 @@ def test_the_saved_config_is_resolved_and_gives_the_same_config_again(done: Path
     saved = OmegaConf.load(done / "config.yaml")
     assert saved.data.source == "embedded"
     assert saved.method.combine.name == "ngdiff"
-    assert saved.optimizer.lr == saved.model.lr == pytest.approx(1e-4)
+    assert saved.optimizer.lr == saved.model.lr == pytest.approx(3e-4)
 
 
 def test_the_saved_model_is_the_one_that_was_scored(done: Path) -> None:
