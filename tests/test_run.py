@@ -216,8 +216,8 @@ def test_the_plan_warns_of_few_steps_and_leaves_out_what_a_method_does_not_need(
 
 
 def test_too_little_disk_is_refused_with_the_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unlearn.plan.free_bytes", lambda folder: 1000)
-    with pytest.raises(UserError, match=r"cache_dir: needs .*MiB for .*target model.* found 1e\+03 B free"):
+    monkeypatch.setattr("unlearn.plan.free_bytes", lambda folder: 1_100_000)
+    with pytest.raises(UserError, match=r"cache_dir: needs .*MiB for .*target model.* found 1.05 MiB free"):
         run(compose_run(f"output_dir={tmp_path / 'out'}", f"cache_dir={tmp_path / 'cache'}"), [])
     assert not list(tmp_path.iterdir())
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from unlearn.data.batches import Pairing
 
+LEAST_FREE = 2**20
+"""Bytes without which not even a log can be written."""
+
 FEW_STEPS = 20
 """Fewer optimizer steps than this hardly move a model, and methods look alike."""
 
@@ -99,6 +102,8 @@ def check_writable(folder: Path, key: str) -> None:
             pass
     except OSError as error:
         raise UserError(f"{key}: needs a folder that can be written; '{folder}' cannot ({error.strerror})") from None
+    if (free := free_bytes(folder)) < LEAST_FREE:
+        raise UserError(f"{key}: needs at least {human(LEAST_FREE)}, found {human(free)} free in '{folder}'")
 
 
 def pick_device(cfg: RunConfig) -> torch.device:

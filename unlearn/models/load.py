@@ -12,6 +12,8 @@ from unlearn.data.benchmark import Benchmark
 from unlearn.errors import UserError
 from unlearn.models import hub
 
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
+
 
 def check_source(path: str, key: str, revision: str | None = None) -> None:
     """A folder with a config and readable safetensors weights, or a hub repository that has some. Raises UserError."""
@@ -95,11 +97,13 @@ def load_shape(config: ModelConfig, path: str) -> Any:
 
 def load_tokenizer(config: ModelConfig, path: str) -> Any:
     """The tokenizer beside the weights, or the one that model.tokenizer names. Raises UserError."""
-    from transformers import AutoTokenizer
-
     where = config.tokenizer or path
     if hub.looks_like_folder(where) and not hub.is_folder(where):
         raise UserError(f"model.tokenizer: needs a folder that exists or a hub id; found '{where}'")
+    if hub.is_folder(where) and not any(list(Path(expanded(where)).glob(name)) for name in TOKENIZER_FILES):
+        raise UserError(f"model.tokenizer: needs a folder with a tokenizer; found none of its files in '{where}'")
+    from transformers import AutoTokenizer
+
     try:
         return AutoTokenizer.from_pretrained(
             expanded(where),
