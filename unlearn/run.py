@@ -1,6 +1,6 @@
 """The flow of one run, from a typed config to a folder of results.
 
-prepare    data, tokenizer, rows, sources of target and reference: every user's error ends here
+prepare    data, tokenizer, rows, sources of target and reference: what a user can get wrong ends here
 target     the model that knows everything (published, given, or trained once and cached)
 reference  the model that never saw the forget set, and its scores
 before     evaluation of the start model

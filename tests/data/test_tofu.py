@@ -96,7 +96,7 @@ def test_the_fingerprint_follows_the_texts(folder: Path) -> None:
     assert {name for name in before if before[name] != after[name]} == {"world_facts"}
 
 
-def fails(folder: Path, *fragments: str) -> list[str]:
+def check_refused(folder: Path, *fragments: str) -> list[str]:
     with pytest.raises(UserError) as caught:
         tofu.load(data_config(str(folder)))
     text = "\n".join(caught.value.messages)
@@ -106,13 +106,13 @@ def fails(folder: Path, *fragments: str) -> list[str]:
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    fails(tmp_path / "nowhere", "data.source", "nowhere", "is no folder")
+    check_refused(tmp_path / "nowhere", "data.source", "nowhere", "is no folder")
 
 
 def test_missing_files_are_named_all_at_once(folder: Path) -> None:
     (folder / "holdout10.json").unlink()
     (folder / "world_facts_perturbed.json").unlink()
-    assert len(fails(folder, "holdout10.json", "world_facts_perturbed.json")) == 2
+    assert len(check_refused(folder, "holdout10.json", "world_facts_perturbed.json")) == 2
 
 
 def test_a_corrupt_line_is_named(folder: Path) -> None:
@@ -120,29 +120,29 @@ def test_a_corrupt_line_is_named(folder: Path) -> None:
     lines = file.read_text().splitlines()
     lines[6] = lines[6][:-5]
     file.write_text("\n".join(lines))
-    fails(folder, "retain90.json line 7 is not valid JSON")
+    check_refused(folder, "retain90.json line 7 is not valid JSON")
 
 
 def test_a_line_that_is_no_object(folder: Path) -> None:
     (folder / "retain90.json").write_text('["question", "answer"]\n')
-    fails(folder, "retain90.json line 1 needs a JSON object, found list")
+    check_refused(folder, "retain90.json line 1 needs a JSON object, found list")
 
 
 def test_a_row_without_an_answer(folder: Path) -> None:
     edit(folder / "forget10.json", lambda rows: rows[3].pop("answer"))
-    fails(folder, "forget10/3 needs a text under 'answer', found None")
+    check_refused(folder, "forget10/3 needs a text under 'answer', found None")
 
 
 def test_an_empty_forget_set(folder: Path) -> None:
     (folder / "forget10.json").write_text("")
-    fails(folder, "the set forget10 is empty")
+    check_refused(folder, "the set forget10 is empty")
 
 
 def test_a_forget_set_inside_the_retain_set(folder: Path) -> None:
     (folder / "retain90.json").write_text((folder / "full.json").read_text())
-    fails(folder, "40 rows of the forget set are in the retain set too", "forget10/0 is retain90/160")
+    check_refused(folder, "40 rows of the forget set are in the retain set too", "forget10/0 is retain90/160")
 
 
 def test_variants_of_another_split(folder: Path) -> None:
     (folder / "forget10_perturbed.json").write_text((folder / "retain_perturbed.json").read_text())
-    fails(folder, "forget10_perturbed/0", "is not in the forget set of this split")
+    check_refused(folder, "forget10_perturbed/0", "is not in the forget set of this split")

@@ -155,8 +155,8 @@ class Encoder:
         head = [self.bos] if self.bos is not None else []
         if head and prompt_ids[:1] == head:
             prompt_ids = prompt_ids[1:]
-        # One token of the prompt must stay: an answer cannot be predicted from nothing.
         room = self.max_length - len(head)
+        # One token of the prompt must stay: an answer cannot be predicted from nothing.
         labels = [*answer_ids, self.end][: room - 1]
         kept = prompt_ids[len(prompt_ids) - min(len(prompt_ids), room - len(labels)) :]
         truncated = len(labels) <= len(answer_ids) or len(kept) < len(prompt_ids)

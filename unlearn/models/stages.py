@@ -4,7 +4,6 @@ reference, which never saw the forget set. Published, given by the user, or trai
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,11 @@ def tokenizer_for(cfg: RunConfig, benchmark: Benchmark, sources: Sources) -> Any
 
 @dataclass(frozen=True)
 class Stage:
-    """A model on disk, and what it cost to get there."""
+    """A model on disk, and whether it was there already."""
 
     path: str
     fingerprint: str
     cached: bool
-    seconds: float
 
 
 class Stages:
@@ -70,13 +68,12 @@ class Stages:
         }
 
     def _stage(self, source: str, role: str, examples: tuple[Example, ...]) -> Stage:
-        began = time.perf_counter()
         if source != TRAIN:
             revision = self.cfg.model.revision if source == self.cfg.model.path else None
-            return Stage(source, load.fingerprint(source, revision), True, time.perf_counter() - began)
+            return Stage(source, load.fingerprint(source, revision), True)
         key = self.key(examples)
         folder, cached = self.cache.get("models", key, lambda folder: self._train(folder, role, examples))
-        return Stage(str(folder), folder.name, cached, time.perf_counter() - began)
+        return Stage(str(folder), folder.name, cached)
 
     def _train(self, folder: Path, role: str, examples: tuple[Example, ...]) -> None:
         from unlearn.training.finetune import finetune

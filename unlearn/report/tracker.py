@@ -32,7 +32,7 @@ class LoggerSettings(Protocol):
 
 
 class Tracker:
-    """Tracks nothing: logger=none, and every rank but the first.
+    """Tracks nothing: logger=none.
 
     `problem` says in one line why tracking ended early, None while all is well.
     """
