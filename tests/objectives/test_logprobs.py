@@ -29,15 +29,19 @@ def test_log_probabilities_are_those_of_the_models_own_loss() -> None:
 
 @pytest.mark.parametrize("pad_id", [0, 1, 2, 17])
 def test_amount_and_id_of_padding_change_nothing(pad_id: int) -> None:
+    """All that objectives read of a model: neither padding nor the prompt is among it, and neither moves it."""
     _, benchmark, _, encoder = tiny_setup()
     rows = encoder.answers(benchmark.sets["forget"][:3])
     longer = max(encoder.answers(benchmark.sets["retain"]), key=lambda row: len(row.input_ids))
     model = AnswerModel(tiny_model())
     with torch.no_grad():
-        alone = torch.cat([model(collate([row], encoder.pad_id)).logp_N for row in rows])
+        alone = [model(collate([row], encoder.pad_id), layer=0) for row in rows]
         batch = collate([*rows, longer], pad_id)
-        together = model(batch).logp_N[batch.row_N < len(rows)]
-    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)
+        together = model(batch, layer=0)
+    assert len(together.labels_N) == sum(row.n_answer for row in [*rows, longer])
+    for name in ("logp_N", "logits_NV", "hidden_ND"):
+        padded = getattr(together, name)[batch.row_N < len(rows)]
+        torch.testing.assert_close(padded, torch.cat([getattr(one, name) for one in alone]), rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_that_scales_its_logits_is_refused() -> None:

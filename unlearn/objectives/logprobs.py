@@ -22,7 +22,10 @@ from unlearn.errors import UserError
 
 @dataclass
 class Answers:
-    """The model's output at the answer tokens of a batch, plus what the start model said there where it is needed."""
+    """The model's output at the answer tokens of a batch, plus what an objective `needs` (see `Objective`).
+
+    `alternate` is about the same rows in the same order, with another answer each and token counts of its own.
+    """
 
     logits_NV: Tensor
     labels_N: Tensor
@@ -30,11 +33,21 @@ class Answers:
     n_rows: int
     reference_logp_B: Tensor | None = None
     reference_logits_NV: Tensor | None = None
+    reinforced_logits_NV: Tensor | None = None
+    targets_N: Tensor | None = None
+    hidden_ND: Tensor | None = None
+    reference_hidden_ND: Tensor | None = None
+    alternate: Answers | None = None
 
     @cached_property
     def logp_N(self) -> Tensor:
         """log pi(y_t | x, y_<t) in fp32, whatever the model's precision."""
         return -cross_entropy(self.logits_NV.float(), self.labels_N, reduction="none")
+
+    @cached_property
+    def length_B(self) -> Tensor:
+        """Answer tokens of each row, at least 1, so that a row without any divides 0 by 1."""
+        return self.per_row(torch.ones_like(self.labels_N, dtype=torch.float32)).clamp_min(1)
 
     def per_row(self, terms_N: Tensor) -> Tensor:
         """Sum the token terms of each row: [N] -> [B]. A row without answer tokens sums to 0."""
@@ -51,15 +64,23 @@ class AnswerModel(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: Batch) -> Answers:
-        return Answers(self.output(self.hidden(batch)), batch.labels_N, batch.row_N, len(batch))
+    def forward(self, batch: Batch, layer: int | None = None) -> Answers:
+        """The answers; with `layer` also the output of that decoder layer, counted from 0, at the same positions."""
+        where = (batch.row_N, batch.position_N)
+        decoded = self._decoded(batch, output_hidden_states=layer is not None)
+        answers = Answers(self.output(decoded.last_hidden_state[where]), batch.labels_N, batch.row_N, len(batch))
+        if layer is not None:
+            answers.hidden_ND = decoded.hidden_states[layer + 1][where]
+        return answers
 
     def hidden(self, batch: Batch) -> Tensor:
         """Last hidden states at the positions that predict an answer token: [N, D]."""
-        hidden_BTD = self.model.get_decoder()(
-            input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT, use_cache=False
-        ).last_hidden_state
-        return hidden_BTD[batch.row_N, batch.position_N]  # type: ignore[no-any-return]
+        return self._decoded(batch).last_hidden_state[batch.row_N, batch.position_N]  # type: ignore[no-any-return]
+
+    def _decoded(self, batch: Batch, **options: bool) -> Any:
+        return self.model.get_decoder()(
+            input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT, use_cache=False, **options
+        )
 
     def output(self, hidden_ND: Tensor) -> Tensor:
         """The output layer: [N, D] -> [N, V]."""
