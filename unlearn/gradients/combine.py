@@ -1,71 +1,46 @@
-"""How the gradients of the two objectives become one update: pure functions from numbers to two weights.
+"""All combination rules by name, and those that weigh each gradient by itself.
 
-Both objectives are minimised and the update direction is `w_R g_R + w_F g_F`, with weights that are never negative. A
-rule sees the 2x2 Gram matrix of the gradients and the two losses, nothing else; a zero gradient gets the weight 0,
-never infinity.
+The contract is in rule.py; rules that look at the angle are in projections.py (one gradient rid of its part against the
+other) and bargaining.py (a compromise that both agree to), rules that look at the losses in balancing.py.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
+from unlearn.gradients.balancing import FAMO, PDU, LossNorm
+from unlearn.gradients.bargaining import IMTLG, MGDA, AlignedMTL, CAGrad, Nash
+from unlearn.gradients.projections import BLUR, GRU, HAMU, PCGrad
+from unlearn.gradients.rule import CombineRule, Gram, Losses, RuleState, Weights, over
 from unlearn.setting import setting
 
-
-class Gram(NamedTuple):
-    """Inner products of the retain (R) and forget (F) gradients over all trainable parameters."""
-
-    rr: float
-    rf: float
-    ff: float
-
-    @property
-    def norm_retain(self) -> float:
-        return math.sqrt(self.rr)
-
-    @property
-    def norm_forget(self) -> float:
-        return math.sqrt(self.ff)
-
-    @property
-    def cosine(self) -> float | None:
-        """Cosine of the two minimised gradients: negative where forgetting and retaining are in conflict."""
-        scale = self.norm_retain * self.norm_forget
-        return max(-1.0, min(1.0, self.rf / scale)) if scale > 0 else None
-
-
-class Losses(NamedTuple):
-    """The two objectives' values at this step."""
-
-    retain: float
-    forget: float
-
-
-class Weights(NamedTuple):
-    retain: float
-    forget: float
-
-
-@dataclass
-class CombineRule:
-    """Base of all rules. A rule whose weights do not depend on the step names them in `fixed`.
-
-    Fixed weights need no second gradient in memory: both weighted losses go straight into one.
-    """
-
-    name: str = "linear"
-
-    formula: ClassVar[str] = ""
-    source: ClassVar[str] = ""
-
-    @property
-    def fixed(self) -> Weights | None:
-        return None
-
-    def weights(self, gram: Gram, losses: Losses) -> Weights:
-        raise TypeError(f"the rule '{self.name}' has fixed weights")
+__all__ = [
+    "BLUR",
+    "COMBINE",
+    "FAMO",
+    "GRU",
+    "HAMU",
+    "IMTLG",
+    "MGDA",
+    "PDU",
+    "RLW",
+    "AlignedMTL",
+    "CAGrad",
+    "CombineRule",
+    "Gram",
+    "Linear",
+    "LossNorm",
+    "Losses",
+    "NGDiff",
+    "NGDiffAdam",
+    "Nash",
+    "PCGrad",
+    "RuleState",
+    "Weights",
+]
 
 
 @dataclass
@@ -77,12 +52,35 @@ class Linear(CombineRule):
     name: str = "linear"
     c: float = setting(0.5, "weight of the retain objective; the forget objective gets 1 - c", minimum=0, maximum=1)
 
+    symmetric: ClassVar[bool] = True
     formula: ClassVar[str] = "c g_R + (1 - c) g_F"
     source: ClassVar[str] = "arXiv 2401.06121 (GDiff: c = 1/2)"
 
     @property
     def fixed(self) -> Weights:
         return Weights(self.c, 1 - self.c)
+
+
+@dataclass
+class RLW(CombineRule):
+    """Random loss weighting: in each step the softmax of two draws from N(0, 1).
+
+    The draws are a function of the run's seed and the number of the step, so a resumed run draws the same.
+    """
+
+    name: str = "rlw"
+
+    formula: ClassVar[str] = "softmax(z_R, z_F) of z ~ N(0, 1), drawn in each step"
+    source: ClassVar[str] = "arXiv 2111.10603"
+
+    def ahead(self, state: RuleState) -> Weights:
+        # A string is hashed whole, while some integers seed the same stream, as 2 and 2**32 + 2 do. Of the generator,
+        # `random()` alone is promised to give the same stream in all versions of Python.
+        draw = random.Random(f"{state.seed} {state.step}")
+        radius = math.sqrt(-2 * math.log(1 - draw.random()))
+        angle = 2 * math.pi * draw.random()
+        retain, forget = (math.exp(radius * part) for part in (math.cos(angle), math.sin(angle)))
+        return Weights(retain / (retain + forget), forget / (retain + forget))
 
 
 @dataclass
@@ -96,30 +94,45 @@ class NGDiff(CombineRule):
     name: str = "ngdiff"
     retain_weight: float = setting(1.0, "length of the retain part; the forget part has length 1", above=0)
 
+    scale_free: ClassVar[bool] = True
+    common_descent: ClassVar[bool] = True
+    symmetric: ClassVar[bool] = True
     formula: ClassVar[str] = "retain_weight g_R/|g_R| + g_F/|g_F|"
     source: ClassVar[str] = "arXiv 2410.22086"
 
-    def weights(self, gram: Gram, losses: Losses) -> Weights:
-        return Weights(_over(self.retain_weight, gram.norm_retain), _over(1.0, gram.norm_forget))
+    def weights(self, gram: Gram, losses: Losses, state: RuleState) -> Weights:
+        return Weights(over(self.retain_weight, gram.norm_retain), over(1.0, gram.norm_forget))
 
 
 @dataclass
-class LossNorm(CombineRule):
-    """Each loss divided by its own size, the scalarisation of log L_R - log L_F for ascent."""
+class NGDiffAdam(NGDiff):
+    """NGDiff for the step that Adam really takes: norms and inner products in the metric of its preconditioner P,
+    <a, b>_P = a^T P b, so that P d, not d, goes against neither gradient.
+    """
 
-    name: str = "lossnorm"
+    name: str = "ngdiff_adam"
 
-    formula: ClassVar[str] = "g_R/|L_R| + g_F/|L_F|"
-    source: ClassVar[str] = "arXiv 2410.22086 (baseline)"
-
-    def weights(self, gram: Gram, losses: Losses) -> Weights:
-        retain = _over(1.0, abs(losses.retain)) if gram.rr > 0 else 0.0
-        forget = _over(1.0, abs(losses.forget)) if gram.ff > 0 else 0.0
-        return Weights(retain, forget)
-
-
-def _over(length: float, size: float) -> float:
-    return length / size if size > 0 else 0.0
+    metric: ClassVar[str] = "optimizer"
+    formula: ClassVar[str] = "retain_weight g_R/|g_R|_P + g_F/|g_F|_P, |g|_P^2 = g^T P g"
+    source: ClassVar[str] = "after arXiv 2410.22086, whose guarantee holds for plain gradient descent only"
+    deviation: ClassVar[str] = "The paper normalises in the Euclidean metric whatever the optimizer."
 
 
-COMBINE: dict[str, type[CombineRule]] = {"linear": Linear, "ngdiff": NGDiff, "lossnorm": LossNorm}
+COMBINE: dict[str, type[CombineRule]] = {
+    "linear": Linear,
+    "ngdiff": NGDiff,
+    "ngdiff_adam": NGDiffAdam,
+    "lossnorm": LossNorm,
+    "rlw": RLW,
+    "pcgrad": PCGrad,
+    "gru": GRU,
+    "blur": BLUR,
+    "hamu": HAMU,
+    "mgda": MGDA,
+    "imtl_g": IMTLG,
+    "nash": Nash,
+    "cagrad": CAGrad,
+    "aligned_mtl": AlignedMTL,
+    "famo": FAMO,
+    "pdu": PDU,
+}
