@@ -28,6 +28,31 @@ def test_a_row_without_labels_gives_none() -> None:
     assert batch.row_N.tolist() == [1]
 
 
+def test_rows_that_all_have_no_labels() -> None:
+    (batch,) = micro_batches([row(3, 0, "a"), row(2, 0, "b")], 4, pad_id=0)
+    assert batch.ids == ("b", "a")
+    assert batch.n_tokens == 0
+    assert {part.dtype for part in (batch.row_N, batch.position_N, batch.labels_N)} == {torch.int64}
+    assert batch.attention_mask_BT.sum(1).tolist() == [2, 3]
+
+
+def test_an_alternate_goes_with_its_row_into_the_batch_and_onto_the_device() -> None:
+    rows = [row(k % 5 + 1, 2, f"x/{k}") for k in range(7)]
+    alternates = {made.id: row(made.n_prompt, 9 - k, f"{made.id}#0") for k, made in enumerate(rows)}
+    plain, batches = micro_batches(rows, 3, pad_id=0), micro_batches(rows, 3, pad_id=0, alternates=alternates)
+    assert [batch.ids for batch in batches] == [batch.ids for batch in plain], "the order is that of the rows"
+    for batch in batches:
+        moved = batch.to("meta")
+        assert batch.alternate is not None
+        assert moved.alternate is not None
+        assert batch.alternate.ids == moved.alternate.ids == tuple(f"{id}#0" for id in batch.ids)
+        assert {moved.labels_N.device.type, moved.alternate.labels_N.device.type} == {"meta"}
+        lengths = [alternates[id].n_answer for id in batch.ids]
+        assert torch.bincount(batch.alternate.row_N).tolist() == lengths
+    assert plain[0].alternate is None
+    assert plain[0].to("meta").alternate is None
+
+
 def test_micro_batches_hold_every_row_once() -> None:
     rows = [row(k % 5 + 1, 2, f"x/{k}") for k in range(11)]
     batches = micro_batches(rows, 4, pad_id=0)

@@ -15,6 +15,7 @@ from unlearn.config import FormatConfig, ModelConfig
 from unlearn.data import tofu
 from unlearn.data.encode import Encoder, Row
 from unlearn.data.example import Example
+from unlearn.data.jsonl import read_json_lines
 from unlearn.errors import UserError
 from unlearn.models.load import tiny_tokenizer
 
@@ -171,7 +172,7 @@ def test_every_published_token_count_reproduces(tokenizer_name: str, preset: str
     published = json.loads((SHARED / "tofu_eval_logs" / log / "eval_log_aggregated.json").read_text())
     compared, straddling = 0, 0
     for key, file in LOGGED.items():
-        examples = tofu.examples_of(file, tofu.read_json_lines(SHARED / "tofu" / f"{file}.json"))
+        examples = tofu.examples_of(file, read_json_lines(SHARED / "tofu" / f"{file}.json"))
         for row in encoder.variants(examples):
             count = _logged_count(published[key], row, has_paraphrase=examples[0].paraphrased_answer is not None)
             if count is None:
@@ -220,6 +221,6 @@ def test_an_introduction_in_front_of_the_answer_is_trained_on_but_is_no_content(
 def test_all_of_tofu_encodes_with_a_small_pretrained_tokenizer() -> None:
     tokenizer = AutoTokenizer.from_pretrained(SHARED / "models" / "stories260K")
     encoder = Encoder(tokenizer, PLAIN, 512)
-    rows = encoder.answers(tofu.examples_of("full", tofu.read_json_lines(Path(SHARED / "tofu" / "full.json"))))
+    rows = encoder.answers(tofu.examples_of("full", read_json_lines(Path(SHARED / "tofu" / "full.json"))))
     assert len(rows) == 4000
     assert all(row.input_ids[0] == 1 and row.input_ids[-1] == 2 for row in rows)

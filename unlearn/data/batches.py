@@ -6,9 +6,12 @@ Shapes: B rows, T positions, N answer tokens of all rows in a line.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +23,8 @@ from unlearn.data.encode import Row
 class Batch:
     """Right-padded rows with an explicit mask, and the answer tokens as a flat list.
 
-    The logits at (row_N, position_N) predict labels_N: the shift by one happens here and nowhere else.
+    The logits at (row_N, position_N) predict labels_N: the shift by one happens here and nowhere else. `alternate` has
+    another answer to each of the same rows, in the same order.
     """
 
     ids: tuple[str, ...]
@@ -29,6 +33,7 @@ class Batch:
     row_N: Tensor
     position_N: Tensor
     labels_N: Tensor
+    alternate: Batch | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -38,8 +43,8 @@ class Batch:
         return self.labels_N.numel()
 
     def to(self, device: torch.device | str) -> Batch:
-        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "ids"}
-        return replace(self, **moved)
+        parts: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: part.to(device) for name, part in parts.items() if hasattr(part, "to")})
 
 
 def collate(rows: Sequence[Row], pad_id: int) -> Batch:
@@ -56,10 +61,22 @@ def collate(rows: Sequence[Row], pad_id: int) -> Batch:
     return Batch(tuple(row.id for row in rows), ids_BT, mask_BT, row_N, position_N, labels_N)
 
 
-def micro_batches(rows: Sequence[Row], size: int, pad_id: int) -> list[Batch]:
-    """Cut one step's rows into batches of at most `size`, rows of like length together, so that little is padding."""
+def micro_batches(
+    rows: Sequence[Row], size: int, pad_id: int, alternates: Mapping[str, Row] | None = None
+) -> list[Batch]:
+    """Cut one step's rows into batches of at most `size`, rows of like length together, so that little is padding.
+
+    `alternates` has another answer to every one of the rows, by row id.
+    """
     ordered = sorted(rows, key=lambda row: len(row.input_ids))
-    return [collate(ordered[start : start + size], pad_id) for start in range(0, len(ordered), size)]
+    batches = []
+    for start in range(0, len(ordered), size):
+        part = ordered[start : start + size]
+        batch = collate(part, pad_id)
+        if alternates is not None:
+            batch = replace(batch, alternate=collate([alternates[row.id] for row in part], pad_id))
+        batches.append(batch)
+    return batches
 
 
 def by_length(rows: Sequence[Row], token_budget: int, pad_id: int) -> Iterator[tuple[list[int], Batch]]:
@@ -117,6 +134,11 @@ class Pairing:
     One epoch visits every row of the anchor set once, in steps whose sizes differ by at most one row (40 rows in
     batches of 16: 13, 14, 13). The other set gives the same number of rows from its own stream, without replacement
     within each of its own epochs.
+
+    The forget set is cut into `requests` consecutive parts, whose sizes differ by at most one row. All epochs of one
+    part come before those of the next, while the retain stream goes on. With anchor=retain every request has `epochs`
+    passes over the retain rows. `max_steps` takes the place of `epochs` and is shared out evenly over the requests.
+    Steps and requests are counted from 0.
     """
 
     n_forget: int
@@ -124,6 +146,9 @@ class Pairing:
     batch_size: int
     seed: int
     anchor: str = "forget"
+    requests: int = 1
+    epochs: int = 1
+    max_steps: int | None = None
 
     @property
     def n_anchor(self) -> int:
@@ -131,16 +156,45 @@ class Pairing:
 
     @property
     def steps_per_epoch(self) -> int:
-        return math.ceil(self.n_anchor / self.batch_size)
+        """Steps of one epoch of every request."""
+        return sum(self.steps_per_epoch_of(request) for request in range(self.requests))
+
+    @property
+    def total(self) -> int:
+        """Steps of the whole run."""
+        return self._starts[-1]
+
+    def rows_of(self, request: int) -> range:
+        """The forget rows of one request, as places in the whole forget set."""
+        return range(self.n_forget * request // self.requests, self.n_forget * (request + 1) // self.requests)
+
+    def steps_per_epoch_of(self, request: int) -> int:
+        return math.ceil(self._anchor_rows(request) / self.batch_size)
+
+    def request_of(self, step: int) -> int:
+        """The request that a step is part of. Steps past the end belong to the last one."""
+        return bisect_right(self._starts[1:-1], step)
+
+    def steps_of(self, request: int) -> range:
+        """The steps of a request, after the last of which it counts as forgotten."""
+        return range(self._starts[request], self._starts[request + 1])
+
+    def epoch_of(self, step: int) -> float:
+        """Passes over the anchor rows of the step's own request that are complete after the step."""
+        request = self.request_of(step)
+        return (step + 1 - self._starts[request]) / self.steps_per_epoch_of(request)
 
     def at(self, step: int) -> tuple[list[int], list[int]]:
-        """Row numbers (forget, retain) of optimizer step `step`, counted from 0."""
-        epoch, part = divmod(step, self.steps_per_epoch)
-        begin, end = (round(self.n_anchor * k / self.steps_per_epoch) for k in (part, part + 1))
-        start, count = epoch * self.n_anchor + begin, end - begin
+        """Row numbers (forget, retain) of optimizer step `step`."""
+        request = self.request_of(step)
+        own_step = step - self._starts[request]
+        start = self._anchor_rows_before(request, own_step)
+        count = self._anchor_rows_before(request, own_step + 1) - start
+        rows = self.rows_of(request)
+        role = f"forget {request}" if request else "forget"
         return (
-            stream(self.n_forget, self.seed, "forget", start, count) if self.n_forget else [],
-            stream(self.n_retain, self.seed, "retain", start, count) if self.n_retain else [],
+            [rows[place] for place in stream(len(rows), self.seed, role, start, count)] if rows else [],
+            stream(self.n_retain, self.seed, "retain", self._seen[request] + start, count) if self.n_retain else [],
         )
 
     def fresh_retain(self, step: int, count: int) -> list[int]:
@@ -151,3 +205,26 @@ class Pairing:
         used = set(self.at(step)[1])
         order = permutation(self.n_retain, self.seed, "probe", step)
         return [row for row in order if row not in used][:count]
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """First step of every request, and the number of all steps."""
+        if self.max_steps is not None:
+            return tuple(self.max_steps * request // self.requests for request in range(self.requests + 1))
+        steps = (self.epochs * self.steps_per_epoch_of(request) for request in range(self.requests))
+        return tuple(accumulate(steps, initial=0))
+
+    @cached_property
+    def _seen(self) -> tuple[int, ...]:
+        """Rows of each kind that the steps before every request have taken."""
+        taken = (self._anchor_rows_before(r, len(self.steps_of(r))) for r in range(self.requests))
+        return tuple(accumulate(taken, initial=0))
+
+    def _anchor_rows(self, request: int) -> int:
+        return len(self.rows_of(request)) if self.anchor == "forget" else self.n_retain
+
+    def _anchor_rows_before(self, request: int, own_step: int) -> int:
+        """Rows of each kind that the request's steps before its `own_step` take."""
+        steps, rows = self.steps_per_epoch_of(request), self._anchor_rows(request)
+        epoch, part = divmod(own_step, steps)
+        return epoch * rows + round(rows * part / steps)

@@ -20,7 +20,8 @@ class Benchmark:
 
     `sets` has forget, retain, holdout, real_authors, world_facts and background: what a pretrained model knows
     already and a model trained from scratch must be taught along with the rest (empty for published data).
-    `retain_name` names the set that the reference model is trained on ("retain90").
+    `retain_name` names the set that the reference model is trained on ("retain90"); `retained` are the rows that the
+    retain objective sees, which may be others.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Benchmark:
     retain_name: str
     source: str
     sets: dict[str, tuple[Example, ...]]
+    retained: tuple[Example, ...]
 
     @property
     def labels(self) -> list[str]:
@@ -51,7 +53,8 @@ class Benchmark:
 
     def fingerprints(self) -> dict[str, str]:
         """A short content hash per set, for run.json and for the cache."""
-        return {name: fingerprint(examples) for name, examples in self.sets.items()}
+        other = {} if self.retained == self.sets["retain"] else {"retained": self.retained}
+        return {name: fingerprint(examples) for name, examples in {**self.sets, **other}.items()}
 
 
 def fingerprint(examples: tuple[Example, ...]) -> str:

@@ -75,9 +75,36 @@ class Encoder:
         bos = self.tokenizer.bos_token
         return text.removeprefix(bos) if bos else text
 
-    def answers(self, examples: Iterable[Example]) -> list[Row]:
-        """One row per example: its question and its answer."""
-        return self._rows([(e.id, "answer", e.question, e.answer) for e in examples])
+    def answers(self, examples: Iterable[Example], key: str = "data.source") -> list[Row]:
+        """One row per example: its question and its answer. A fault names the setting `key`."""
+        return self._rows([(e.id, "answer", e.question, e.answer) for e in examples], key)
+
+    def alternates(self, examples: Sequence[Example], answers: Sequence[Sequence[str]]) -> dict[str, list[Row]]:
+        """Rows of other answers, by example id: `answers[i]` to the question of `examples[i]`.
+
+        Each has exactly the prompt tokens of the example's own row, so that two answers are compared under the same
+        condition; where the window is too short for it, its end is cut and not the prompt.
+        """
+        texts = list({answer: None for alternates in answers for answer in alternates})
+        tokens = dict(zip(texts, self._continuations(texts), strict=True))
+        found: dict[str, list[Row]] = {}
+        for own, alternates in zip(self.answers(examples), answers, strict=True):
+            found[own.id] = []
+            for k, answer in enumerate(alternates):
+                answer_ids, n_lead = tokens[answer]
+                labels = [*answer_ids, self.end][: self.max_length - own.n_prompt]
+                ids = (*own.input_ids[: own.n_prompt], *labels)
+                n_content = min(len(answer_ids), len(labels))
+                cut = own.truncated or len(labels) <= len(answer_ids)
+                row = Row(f"{own.id}#{k}", "alternate", own.prompt, answer, ids, own.n_prompt, n_content, n_lead, cut)
+                self._check(row, "method.alternates")
+                found[own.id].append(row)
+        return found
+
+    def answer_ids(self, answer: str) -> list[int]:
+        """Tokens of an answer as they are in the middle of a row, without separator and end marker."""
+        ((ids, n_lead),) = self._continuations([answer])
+        return ids[n_lead:]
 
     def variants(self, examples: Iterable[Example]) -> list[Row]:
         """Rows for everything that is scored: answer, paraphrased answer, perturbed answers, all to the same
@@ -116,7 +143,7 @@ class Encoder:
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         return self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
 
-    def _rows(self, texts: list[tuple[str, str, str, str]]) -> list[Row]:
+    def _rows(self, texts: list[tuple[str, str, str, str]], key: str = "data.source") -> list[Row]:
         prompts = [self.prompt(question) for _, _, question, _ in texts]
         rows = []
         answers = self._continuations([answer for *_, answer in texts])
@@ -124,7 +151,7 @@ class Encoder:
             texts, prompts, self._tokenize(prompts), answers, strict=True
         ):
             row = self._join(id, kind, prompt, answer, prompt_ids, answer_ids, n_lead)
-            self._check(row)
+            self._check(row, key)
             rows.append(row)
         return rows
 
@@ -164,26 +191,24 @@ class Encoder:
         n_prompt = len(head) + len(kept)
         return Row(id, kind, prompt, answer, ids, n_prompt, min(len(answer_ids), len(labels)), n_lead, truncated)
 
-    def _check(self, row: Row) -> None:
+    def _check(self, row: Row, key: str) -> None:
         """The labels must be the answer, and BOS must stand once at the start: a wrong border would poison every
         number.
         """
         content = row.input_ids[row.n_prompt + row.n_lead : row.n_prompt + row.n_content]
         decoded = self.tokenizer.decode(content, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         # A cut may go through a letter of several tokens.
-        want, found = _squeeze(row.answer), _squeeze(decoded.rstrip("\ufffd") if row.truncated else decoded)
+        want, found = squeeze(row.answer), squeeze(decoded.rstrip("\ufffd") if row.truncated else decoded)
         if row.n_prompt == 0 or row.n_content <= row.n_lead:
-            raise UserError(f"data.source: row {row.id} ({row.kind}) has an empty prompt or answer")
+            raise UserError(f"{key}: row {row.id} ({row.kind}) has an empty prompt or answer")
         if not (want.startswith(found) if row.truncated else want == found):
-            raise UserError(
-                f"data.source: row {row.id} ({row.kind}): the labels decode to {found!r}, the answer is {want!r}"
-            )
+            raise UserError(f"{key}: row {row.id} ({row.kind}): the labels decode to {found!r}, the answer is {want!r}")
         if self.bos is not None and (row.input_ids[0] != self.bos or self.bos in row.input_ids[1:]):
-            raise UserError(f"data.source: row {row.id} ({row.kind}): needs exactly one BOS at its start")
+            raise UserError(f"{key}: row {row.id} ({row.kind}): needs exactly one BOS at its start")
 
 
-def _squeeze(text: str) -> str:
-    """Tokenizers may add or drop blanks at the border and fold runs of them; letters they must not touch."""
+def squeeze(text: str) -> str:
+    """Each run of blanks as one: tokenizers may add, drop or fold blanks; letters they must not touch."""
     return " ".join(text.split())
 
 

@@ -5,7 +5,6 @@ All three give rows by file name ("forget10_perturbed"), in the published format
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ from typing import Any
 from unlearn.config import DataConfig, LimitConfig
 from unlearn.data import embedded
 from unlearn.data.benchmark import Benchmark
+from unlearn.data.encode import squeeze
 from unlearn.data.example import Example
+from unlearn.data.jsonl import read_json_lines
 from unlearn.errors import UserError
 from unlearn.models import hub
 
@@ -48,7 +49,12 @@ def load(config: DataConfig) -> Benchmark:
         raise UserError(faults)
     sets["background"] = examples_of("background", read("background")) if config.source == "embedded" else ()
     _check_apart(sets, config)
-    return Benchmark("tofu", config.split, RETAIN[config.split], config.source, sets)
+    if config.requests > len(sets["forget"]):
+        raise UserError(
+            f"data.requests: needs at most one request per row of the forget set ({len(sets['forget'])}); "
+            f"found {config.requests}"
+        )
+    return Benchmark("tofu", config.split, RETAIN[config.split], config.source, sets, _retained(sets, config))
 
 
 def _reader(config: DataConfig) -> Reader:
@@ -67,46 +73,24 @@ def _reader(config: DataConfig) -> Reader:
     return lambda name: read_json_lines(folder / f"{name}.json")
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a file with one JSON object a line; a fault names the file and the line."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise UserError(f"data.source: needs the file {path.name}, found none in {path.parent}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"data.source: cannot read {path}: {error}") from None
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"data.source: {path} line {number} is not valid JSON: {error.msg}") from None
-        if not isinstance(row, dict):
-            raise UserError(f"data.source: {path} line {number} needs a JSON object, found {type(row).__name__}")
-        rows.append(row)
-    return rows
-
-
-def examples_of(file: str, rows: list[dict[str, Any]]) -> tuple[Example, ...]:
-    """Rows of one file as examples; an empty file or a row without question and answer is a fault."""
+def examples_of(file: str, rows: list[dict[str, Any]], setting: str = "data.source") -> tuple[Example, ...]:
+    """Rows of one file as examples; an empty file or a row without question and answer is a fault of `setting`."""
     if not rows:
-        raise UserError(f"data.source: the set {file} is empty")
-    return tuple(_example(f"{file}/{index}", row) for index, row in enumerate(rows))
+        raise UserError(f"{setting}: the set {file} is empty")
+    return tuple(_example(f"{file}/{index}", row, setting) for index, row in enumerate(rows))
 
 
-def _example(id: str, row: dict[str, Any]) -> Example:
+def _example(id: str, row: dict[str, Any], setting: str) -> Example:
     for key in ("question", "answer"):
         if not isinstance(row.get(key), str) or not row[key].strip():
-            raise UserError(f"data.source: {id} needs a text under '{key}', found {row.get(key)!r}")
+            raise UserError(f"{setting}: {id} needs a text under '{key}', found {row.get(key)!r}")
     for key in ("paraphrased_question", "paraphrased_answer"):
         if not isinstance(row.get(key), str | None):
-            raise UserError(f"data.source: {id} needs a text under '{key}', found {row[key]!r}")
+            raise UserError(f"{setting}: {id} needs a text under '{key}', found {row[key]!r}")
     wrong = row.get("perturbed_answer") or []
     wrong = [wrong] if isinstance(wrong, str) else wrong
     if not isinstance(wrong, list) or not all(isinstance(answer, str) for answer in wrong):
-        raise UserError(f"data.source: {id} needs texts under 'perturbed_answer', found {row['perturbed_answer']!r}")
+        raise UserError(f"{setting}: {id} needs texts under 'perturbed_answer', found {row['perturbed_answer']!r}")
     return Example(
         id, row["question"], row["answer"], row.get("paraphrased_question"), row.get("paraphrased_answer"), tuple(wrong)
     )
@@ -160,3 +144,30 @@ def _check_apart(sets: dict[str, tuple[Example, ...]], config: DataConfig) -> No
                 f"data.source: {len(both)} rows of the forget set are in the {other} set too "
                 f"({both[0][0]} is {both[0][1]}); found in '{config.source}'"
             )
+
+
+def _retained(sets: dict[str, tuple[Example, ...]], config: DataConfig) -> tuple[Example, ...]:
+    """The rows that the retain objective sees. Raises UserError where there are none or some are to be forgotten."""
+    choice = config.retain_rows
+    if choice == "retain":
+        return sets["retain"]
+    if choice == "general":
+        general: dict[tuple[str, str], Example] = {}
+        for example in sets["real_authors"] + sets["world_facts"] + sets["background"]:
+            # The embedded background repeats the rows of the other two.
+            general.setdefault((example.question, example.answer), example)
+        return tuple(general.values())
+    path = Path(choice).expanduser()
+    if not path.is_file():
+        what = "a folder" if path.is_dir() else "no file"
+        raise UserError(
+            f"data.retain_rows: needs retain, general or a JSON-lines file; found '{choice}', which is {what}"
+        )
+    examples = examples_of(path.name, read_json_lines(path, "data.retain_rows"), "data.retain_rows")
+    forget = {(squeeze(example.question), squeeze(example.answer)): example.id for example in sets["forget"]}
+    both = [(e.id, forget[text]) for e in examples if (text := (squeeze(e.question), squeeze(e.answer))) in forget]
+    if both:
+        raise UserError(
+            f"data.retain_rows: {len(both)} rows of '{choice}' are in the forget set too ({both[0][0]} is {both[0][1]})"
+        )
+    return examples
