@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from unlearn.config import RunConfig
 from unlearn.data.benchmark import Benchmark
 from unlearn.data.encode import Encoder, Row, longest
+from unlearn.data.example import Example
 from unlearn.errors import UserError
+from unlearn.gradients.combine import RuleState
 from unlearn.models.sources import TRAIN, Sources
 from unlearn.schedulers.autolr import AutoLR
 
@@ -25,17 +27,34 @@ if TYPE_CHECKING:
 LEAST_FREE = 2**20
 """Bytes without which not even a log can be written."""
 
+ADAPTER_BYTES = 4
+"""Of one parameter of an adapter: peft keeps them in fp32, whatever the precision of the model."""
+
+NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""Of one parameter packed to 4 bits, with an 8-bit constant per 64 and an fp32 one per 64 * 256 of them."""
+
 FEW_STEPS = 20
 """Fewer optimizer steps than this hardly move a model, and methods look alike."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Parameters, layers and width of the model, known from its config."""
+    """The model in numbers, known from its config.
+
+    parameters  of the model itself
+    layers      decoder layers
+    width       of a hidden state
+    trainable   parameters that are trained: some or all of the model's, or of its adapter
+    adapter     parameters that an adapter adds
+    linear      parameters that can be packed to 4 bits
+    """
 
     parameters: int
     layers: int
     width: int
+    trainable: int
+    adapter: int = 0
+    linear: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,24 +67,23 @@ class Prepared:
     tokenizer: Any
     encoder: Encoder
     rows: dict[str, list[Row]]
+    alternates: dict[str, list[Row]]
     device: torch.device
     size: ModelSize
 
     @property
     def trains(self) -> bool:
-        return bool(self.cfg.method.forget.active or self.cfg.method.retain.active)
+        return trains(self.cfg)
 
     @property
     def pairing(self) -> Pairing:
-        from unlearn.training.loop import pairing
+        from unlearn.training.feed import pairing
 
         return pairing(self.cfg, len(self.rows["forget"]), len(self.rows["retain"]))
 
     @property
     def steps(self) -> int:
-        from unlearn.training.loop import total_steps
-
-        return total_steps(self.cfg, self.pairing) if self.trains else 0
+        return self.pairing.total if self.trains else 0
 
 
 def prepare(cfg: RunConfig) -> Prepared:
@@ -73,6 +91,7 @@ def prepare(cfg: RunConfig) -> Prepared:
     from unlearn.data import tofu
     from unlearn.models import sources as model_sources
     from unlearn.models import stages
+    from unlearn.models.adapter import check_quantization
 
     check_writable(Path(cfg.output_dir), "output_dir")
     if (Path(cfg.output_dir) / "run.json").exists():
@@ -82,14 +101,28 @@ def prepare(cfg: RunConfig) -> Prepared:
     sources = model_sources.resolve(cfg, benchmark)
     tokenizer = stages.tokenizer_for(cfg, benchmark, sources)
     encoder = Encoder(tokenizer, cfg.model.format, cfg.model.max_length)
-    rows = {name: encoder.answers(benchmark.sets[name]) for name in ("forget", "retain", "holdout")}
+    sets = {"forget": benchmark.sets["forget"], "retain": benchmark.retained, "holdout": benchmark.sets["holdout"]}
+    rows = {name: encoder.answers(examples) for name, examples in sets.items()}
     for examples in benchmark.evaluated().values():
         encoder.variants(examples)
-    prepared = Prepared(
-        cfg, benchmark, sources, tokenizer, encoder, rows, pick_device(cfg), measure(cfg, sources, tokenizer)
-    )
+    device = pick_device(cfg)
+    check_quantization(cfg.model.adapter, device)
+    size = measure(cfg, sources, tokenizer)
+    alternates = load_alternates(cfg, sets, encoder)
+    prepared = Prepared(cfg, benchmark, sources, tokenizer, encoder, rows, alternates, device, size)
     check_disk(prepared)
     return prepared
+
+
+def load_alternates(cfg: RunConfig, sets: dict[str, tuple[Example, ...]], encoder: Encoder) -> dict[str, list[Row]]:
+    """Other answers to the rows of the objectives that need them, by the id of the row. Raises UserError."""
+    from unlearn.data import alternates
+
+    found: dict[str, list[Row]] = {}
+    for side, objective in (("forget", cfg.method.forget), ("retain", cfg.method.retain)):
+        if "alternates" in objective.needs and cfg.method.alternates is not None:
+            found |= alternates.load(cfg.method.alternates, sets[side], encoder, cfg.seed)
+    return found
 
 
 def check_writable(folder: Path, key: str) -> None:
@@ -120,7 +153,27 @@ def pick_device(cfg: RunConfig) -> torch.device:
 
 
 def measure(cfg: RunConfig, sources: Sources, tokenizer: Any) -> ModelSize:
-    """The model's size, from its shape alone. Raises UserError where rows may exceed its window."""
+    """The model's size, from its shape alone.
+
+    Raises UserError where rows may exceed its window, or where it does not have the layers and parameters that are to
+    be trained.
+    """
+    from unlearn.models.adapter import attach, linear_layers
+    from unlearn.models.trainable import check_selection
+
+    model = _shape(cfg, sources, tokenizer)
+    depth, width = model.config.num_hidden_layers, model.config.hidden_size
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    linear = sum(layer.weight.numel() for layer in linear_layers(model).values())
+    if not trains(cfg):
+        return ModelSize(parameters, depth, width, 0, linear=linear)
+    sizes = {name: tensor.numel() for name, tensor in attach(model, cfg.model.adapter).named_parameters()}
+    trainable = sum(sizes[name] for name in check_selection(cfg, list(sizes), depth))
+    return ModelSize(parameters, depth, width, trainable, sum(sizes.values()) - parameters, linear)
+
+
+def _shape(cfg: RunConfig, sources: Sources, tokenizer: Any) -> Any:
+    """The model without its weights, or the tiny model with random ones."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -128,46 +181,71 @@ def measure(cfg: RunConfig, sources: Sources, tokenizer: Any) -> ModelSize:
 
     path = cfg.model.path if sources.target == TRAIN else sources.target
     if path is None:
-        model = load.tiny_model(cfg.model.tiny, tokenizer, cfg.model.max_length, cfg.seed)
-        return ModelSize(int(model.num_parameters()), cfg.model.tiny.layers, cfg.model.tiny.hidden_size)
+        return load.tiny_model(cfg.model.tiny, tokenizer, cfg.model.max_length, cfg.seed)
     shape = load.load_shape(cfg.model, path)
     window = getattr(shape, "max_position_embeddings", None)
     if window is not None and cfg.model.max_length > window:
         raise UserError(f"model.max_length: needs at most the model's window of {window}; found {cfg.model.max_length}")
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(shape, trust_remote_code=cfg.model.trust_remote_code)
-        return ModelSize(int(model.num_parameters()), shape.num_hidden_layers, shape.hidden_size)
+            return AutoModelForCausalLM.from_config(shape, trust_remote_code=cfg.model.trust_remote_code)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"model.path: '{path}' is no causal language model: {reason[:200]}") from error
 
 
+def trains(cfg: RunConfig) -> bool:
+    return bool(cfg.method.forget.active or cfg.method.retain.active)
+
+
 def weight_bytes(cfg: RunConfig) -> int:
-    """Bytes of one trainable parameter."""
+    """Bytes of one parameter of the model; an adapter's are always in fp32."""
     return 2 if cfg.trainer.precision == "bf16" else 4
 
 
 def memory_parts(prepared: Prepared) -> dict[str, int]:
     """Estimated device memory of the training step by part, in bytes."""
-    cfg, n = prepared.cfg, prepared.size.parameters
-    size = weight_bytes(cfg)
+    cfg, size = prepared.cfg, prepared.size
     method = cfg.method
-    micro = cfg.trainer.micro_batch_size or cfg.trainer.batch_size
-    tokens = micro * max(longest(prepared.rows["forget"]), longest(prepared.rows["retain"]))
-    answers = micro * max(longest(rows, lambda row: row.n_answer) for rows in prepared.rows.values())
     needs = method.forget.needs | method.retain.needs
+    adapted = size.adapter > 0
+    model = size.parameters * weight_bytes(cfg)
+    if cfg.model.adapter.quantized:
+        model -= round(size.linear * (weight_bytes(cfg) - NF4_BYTES))
+    trained = size.trainable * (ADAPTER_BYTES if adapted else weight_bytes(cfg))
+    two_gradients = method.combine.ahead(RuleState()) is None or method.separate_states
+    asks_start = needs & {"reference_logits", "reference_hidden"}
+    frozen = asks_start and not adapted and not cfg.trainer.reference_on_host
     parts = {
-        "weights": n * size,
-        "gradient": n * size,
-        "second gradient": n * size if method.combine.fixed is None else 0,
-        "optimizer state": n * size * cfg.optimizer.states,
-        "start model for the retain term": n * size if "reference_logits" in needs else 0,
-        "lr probe copies": 2 * n * size if isinstance(cfg.scheduler, AutoLR) else 0,
-        "logits": 3 * 4 * answers * len(prepared.tokenizer),
-        "activations": tokens * _activation_bytes_per_token(prepared),
+        "weights": model,
+        "adapter": size.adapter * ADAPTER_BYTES,
+        "gradient": trained,
+        "second gradient": trained if two_gradients else 0,
+        "optimizer state": round(trained * cfg.optimizer.states) * (2 if method.separate_states else 1),
+        "copy of the start model": model if frozen else 0,
+        "reinforced model": model + size.adapter * ADAPTER_BYTES if "reinforced_logits" in needs else 0,
+        "lr probe copies": 2 * trained if isinstance(cfg.scheduler, AutoLR) else 0,
+        "copy for sharpness": trained if method.sam_rho is not None else 0,
+        "saliency mask and copy": trained + size.trainable if method.saliency_std is not None else 0,
+        **_batch_parts(prepared),
     }
     return {name: count for name, count in parts.items() if count}
+
+
+def _batch_parts(prepared: Prepared) -> dict[str, int]:
+    """What grows with the micro-batch."""
+    cfg, rows = prepared.cfg, prepared.rows
+    micro = cfg.trainer.micro_batch_size or cfg.trainer.batch_size
+    tokens = micro * max(longest(rows["forget"]), longest(rows["retain"]))
+    answers = micro * max(longest(those, lambda row: row.n_answer) for those in rows.values())
+    # Two answers to one question are in memory at once, unless the true one is only measured.
+    objectives = (cfg.method.forget, cfg.method.retain)
+    both = any("alternates" in each.needs and each.unit != "alternate_token" for each in objectives)
+    answers_at_once = 2 if both else 1
+    return {
+        "logits": answers_at_once * 3 * 4 * answers * len(prepared.tokenizer),
+        "activations": answers_at_once * tokens * _activation_bytes_per_token(prepared),
+    }
 
 
 def _activation_bytes_per_token(prepared: Prepared) -> int:
@@ -191,7 +269,9 @@ def disk_parts(prepared: Prepared) -> dict[str, tuple[str, int]]:
         if source == TRAIN and not cached[role]
     }
     if cfg.trainer.save_model and prepared.trains:
-        parts["final model"] = ("output_dir", weight_bytes(cfg) * prepared.size.parameters)
+        apart = cfg.model.adapter.saved_apart
+        final = ADAPTER_BYTES * prepared.size.adapter if apart else weight_bytes(cfg) * prepared.size.parameters
+        parts["adapter" if apart else "final model"] = ("output_dir", final)
     return parts
 
 

@@ -11,6 +11,7 @@ from unlearn.config import ModelConfig, TinyConfig
 from unlearn.data.benchmark import Benchmark
 from unlearn.errors import UserError
 from unlearn.models import hub
+from unlearn.models.adapter import quantization
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken")
 
@@ -116,12 +117,18 @@ def load_tokenizer(config: ModelConfig, path: str) -> Any:
         raise UserError(f"model.tokenizer: cannot load a tokenizer from '{where}': {_first_line(error)}") from error
 
 
-def load_model(config: ModelConfig, path: str, dtype: str = "float32") -> Any:
-    """A causal language model in eval mode on the CPU, its weights really in `dtype`. Raises UserError."""
+def load_model(config: ModelConfig, path: str, dtype: str = "float32", in_4_bits_on: Any = None) -> Any:
+    """A causal language model in eval mode on the CPU, its weights really in `dtype`. Raises UserError.
+
+    With `in_4_bits_on` it is on that device, and its linear layers are packed as they are read.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
     _quiet()
+    packing: dict[str, Any] = {}
+    if in_4_bits_on is not None:
+        packing = {"quantization_config": quantization(getattr(torch, dtype)), "device_map": {"": in_4_bits_on}}
     try:
         model = AutoModelForCausalLM.from_pretrained(
             expanded(path),
@@ -130,6 +137,7 @@ def load_model(config: ModelConfig, path: str, dtype: str = "float32") -> Any:
             attn_implementation=config.attention,
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,
+            **packing,
         )
     except UserError:
         raise
@@ -194,10 +202,10 @@ def tiny_model(config: TinyConfig, tokenizer: Any, max_length: int, seed: int) -
         return LlamaForCausalLM(shape).eval()
 
 
-def save(model: Any, tokenizer: Any, folder: Path) -> None:
+def save(model: Any, tokenizer: Any, folder: Path, **options: Any) -> None:
     """Weights (safetensors), tokenizer with its chat template, and generation config, in one folder.
 
-    Raises OSError where the disk does not take them.
+    `options` go to the model's own way of saving. Raises OSError where the disk does not take them.
     """
     from safetensors import SafetensorError
 
@@ -207,7 +215,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
         # Some published configs name a temperature for greedy decoding, which the library refuses to write again.
         settings.temperature = settings.top_p = settings.top_k = None
     try:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, **options)
     except SafetensorError as error:
         raise OSError(_first_line(error)) from error
     tokenizer.save_pretrained(folder)
