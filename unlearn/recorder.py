@@ -90,6 +90,7 @@ class Recorder:
                 "changed_tensors": outcome.changed_tensors,
                 "tensors": outcome.tensors,
             },
+            "requests": outcome.requests,
         }
         self._run["tokens"] = outcome.tokens
         self._write("results.json", self._results)

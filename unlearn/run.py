@@ -82,7 +82,7 @@ def unlearn(prepared: Prepared, recorder: Recorder) -> None:
     if prepared.trains:
         try:
             with recorder.stage("train"):
-                train(prepared, model, recorder)
+                train(prepared, model, recorder, comparison)
         except Diverged:
             save_model(prepared, model, recorder)
             raise
@@ -106,38 +106,50 @@ def reference_values(
     return dict(comparison.reference_from_model(stage.fingerprint, loader(prepared, stage)))
 
 
-def loader(prepared: Prepared, stage: Stage) -> Callable[[], Any]:
+def loader(prepared: Prepared, stage: Stage, in_4_bits: bool = False) -> Callable[[], Any]:
     """How to get a stage's model onto the device, in the precision of the run."""
     from unlearn.models.load import load_model
 
+    model, device = prepared.cfg.model, prepared.device
     dtype = "bfloat16" if prepared.cfg.trainer.precision == "bf16" else "float32"
-    return lambda: load_model(prepared.cfg.model, stage.path, dtype).to(prepared.device)
+    if in_4_bits:
+        return lambda: load_model(model, stage.path, dtype, in_4_bits_on=device)
+    return lambda: load_model(model, stage.path, dtype).to(device)
 
 
 def load_start(prepared: Prepared, target: Stage) -> Any:
-    """The model that is going to forget, after a check that its output layer is understood."""
+    """The model that is going to forget, with its adapter, after a check that its output layer is understood.
+
+    A new adapter changes nothing of what the model says.
+    """
     from unlearn.data.batches import collate
+    from unlearn.models.adapter import attach
+    from unlearn.models.trainable import select
     from unlearn.objectives.logprobs import check_output_layer
 
-    model = loader(prepared, target)()
+    cfg = prepared.cfg
+    model = loader(prepared, target, cfg.model.adapter.quantized)()
     check_output_layer(model, collate(prepared.rows["forget"][:2], prepared.encoder.pad_id).to(prepared.device))
+    if prepared.trains:
+        model = attach(model, cfg.model.adapter, cfg.seed).to(prepared.device)
+        select(model, cfg.method.forget, cfg.trainer.params, cfg.trainer.layers)
     return model
 
 
-def train(prepared: Prepared, model: Any, recorder: Recorder) -> None:
+def train(prepared: Prepared, model: Any, recorder: Recorder, comparison: Comparison) -> None:
     """Train in place and record every step. Raises UserError where nothing changed at all."""
     from unlearn.training.loop import Unlearning
 
-    rows = prepared.rows
+    knowledge = comparison.knowledge(model) if prepared.cfg.trainer.stop == "reference" else None
     outcome = Unlearning(
         prepared.cfg,
         model,
-        rows["forget"],
-        rows["retain"],
-        rows["holdout"],
-        prepared.encoder.pad_id,
+        prepared.rows,
+        prepared.alternates,
+        prepared.encoder,
         prepared.device,
         recorder.step,
+        knowledge,
     ).train()
     recorder.outcome(outcome)
     if outcome.stop is not None:
@@ -151,12 +163,12 @@ def train(prepared: Prepared, model: Any, recorder: Recorder) -> None:
 
 def save_model(prepared: Prepared, model: Any, recorder: Recorder) -> None:
     """Keep the weights as they are now, after a diverged run those before the step that was refused."""
-    from unlearn.models.load import save
+    from unlearn.models.adapter import save
 
     if not prepared.cfg.trainer.save_model:
         return
     try:
         with recorder.stage("save"):
-            save(model.to("cpu"), prepared.tokenizer, recorder.path / "model")
+            save(model.to("cpu"), prepared.cfg.model.adapter, prepared.tokenizer, recorder.path / "model")
     except OSError as error:
         raise UserError(f"output_dir: cannot write the model to '{recorder.path}': {error}") from error

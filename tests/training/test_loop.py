@@ -12,46 +12,68 @@ import torch
 from torch import Tensor
 
 from tests.helpers import compose_run, tiny_model, tiny_setup
+from unlearn.config import conf_dir
+from unlearn.data import alternates
 from unlearn.data.batches import collate
 from unlearn.errors import Diverged
 from unlearn.objectives.logprobs import AnswerModel
-from unlearn.training.loop import Outcome, Unlearning, total_steps
+from unlearn.training.loop import Outcome, Unlearning
 from unlearn.training.step import mean_nll, sequence_logp
-from unlearn.training.stop import HoldoutStop
 
 SMALL = ("trainer.batch_size=4", "trainer.stop=none", "trainer.max_steps=4", "scheduler.interval=2")
+
+
+def unlearning(cfg: Any, model: Any, on_step: Any) -> Unlearning:
+    _, benchmark, _, encoder = tiny_setup()
+    rows = {name: encoder.answers(benchmark.sets[name]) for name in ("forget", "retain", "holdout")}
+    other = alternates.load("shuffled", benchmark.sets["forget"], encoder, 0)
+    other |= alternates.load("refusals", benchmark.sets["retain"], encoder, 0)
+    return Unlearning(cfg, model, rows, other, encoder, torch.device("cpu"), on_step)
 
 
 def unlearn(*overrides: str, seed: int = 0, steps_of_autolr: bool = True) -> tuple[Any, list[dict[str, Any]], Outcome]:
     """Train a fresh tiny model; returns it, its log lines and the outcome."""
     words = SMALL if steps_of_autolr else SMALL[:-1]
     cfg = compose_run(*words, *overrides)
-    _, benchmark, _, encoder = tiny_setup()
-    rows = [encoder.answers(benchmark.sets[name]) for name in ("forget", "retain", "holdout")]
     lines: list[dict[str, Any]] = []
     model = tiny_model(seed)
-    training = Unlearning(cfg, model, *rows, encoder.pad_id, torch.device("cpu"), lines.append)
-    return model, lines, training.train()
+    return model, lines, unlearning(cfg, model, lines.append).train()
 
 
 def weights(model: Any) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-METHODS = ["gdiff", "kl", "npo", "lossnorm", "ngdiff", "ngdiff_auto"]
+CUT = ["gdiff", "kl", "npo", "lossnorm", "ngdiff", "ngdiff_auto"]
+CUT += ["dpo", "npo_sam", "dualoptim", "pdu", "famo", "idk_ap"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", CUT)
 def test_one_and_four_micro_batches_give_the_same_run(method: str) -> None:
-    constant = () if method.startswith("ngdiff") else ("scheduler=constant",)
-    sgd = ("optimizer=sgd", "optimizer.lr=0.05")
     own = method.startswith("ngdiff")
-    whole, lines, _ = unlearn(f"method={method}", *constant, *sgd, steps_of_autolr=own)
-    cut, cut_lines, _ = unlearn(f"method={method}", *constant, *sgd, "trainer.micro_batch_size=1", steps_of_autolr=own)
+    lr = 5e-4 if method == "pdu" else 0.05  # its multiplier begins at 50
+    words = (f"method={method}", "optimizer=sgd", f"optimizer.lr={lr}", *(() if own else ("scheduler=constant",)))
+    whole, lines, _ = unlearn(*words, steps_of_autolr=own)
+    cut, cut_lines, _ = unlearn(*words, "trainer.micro_batch_size=1", steps_of_autolr=own)
     for line, cut_line in zip(lines, cut_lines, strict=True):
         for key in ("lr", "norm", "loss_forget", "loss_retain", "weight_forget", "weight_retain"):
             assert cut_line[key] == pytest.approx(line[key], rel=2e-5, abs=1e-7), (line["step"], key)
     torch.testing.assert_close(weights(cut), weights(whole), rtol=1e-5, atol=1e-6)
+
+
+PRESETS = sorted(path.stem for path in (conf_dir() / "method").glob("*.yaml") if path.stem != "none")
+
+
+@pytest.mark.parametrize("method", PRESETS)
+def test_every_preset_takes_two_steps(method: str) -> None:
+    """With its own scheduler, optimizer, rule and wrappers: finite numbers, and weights that have moved."""
+    _, lines, outcome = unlearn(f"method={method}", "trainer.max_steps=2", "trainer.stop=none", steps_of_autolr=False)
+    assert len(lines) == 2
+    losses = [line[key] for line in lines for key in ("loss_forget", "loss_retain", "norm") if line[key] is not None]
+    assert losses
+    assert all(math.isfinite(value) for value in losses)
+    assert outcome.changed_tensors > 0
+    assert math.isfinite(outcome.relative_l2)
 
 
 def test_one_step_of_gdiff_is_the_gradient_of_the_mean_over_all_tokens() -> None:
@@ -63,7 +85,7 @@ def test_one_step_of_gdiff_is_the_gradient_of_the_mean_over_all_tokens() -> None
     _, benchmark, _, encoder = tiny_setup()
     by_hand = tiny_model()
     cfg = compose_run(*SMALL[:-1], "method=gdiff")
-    from unlearn.training.loop import pairing
+    from unlearn.training.feed import pairing
 
     forget, retain = (encoder.answers(benchmark.sets[name]) for name in ("forget", "retain"))
     forget_rows, retain_rows = pairing(cfg, len(forget), len(retain)).at(0)
@@ -162,12 +184,9 @@ def test_mixed_precision_keeps_fp32_master_weights() -> None:
 
 
 def test_a_step_that_is_not_finite_never_reaches_the_weights() -> None:
-    cfg = compose_run(*SMALL, "method=ngdiff")
-    _, benchmark, _, encoder = tiny_setup()
-    rows = [encoder.answers(benchmark.sets[name]) for name in ("forget", "retain", "holdout")]
     model = tiny_model()
     lines: list[dict[str, Any]] = []
-    training = Unlearning(cfg, model, *rows, encoder.pad_id, torch.device("cpu"), lines.append)
+    training = unlearning(compose_run(*SMALL, "method=ngdiff"), model, lines.append)
     poisoned: list[Tensor] = []
 
     def poison(line: dict[str, Any]) -> None:
@@ -182,18 +201,6 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights() -> None:
         training.train()
     assert len(lines) == 2
     torch.testing.assert_close(weights(model), poisoned[0], equal_nan=True, rtol=0, atol=0)
-
-
-def test_the_holdout_rule_needs_a_whole_pass_and_both_levels() -> None:
-    rule = HoldoutStop(holdout_nll=2.0, holdout_prob=0.1, window=3)
-    assert rule.reached(9.0, 0.0) is None
-    assert rule.reached(0.0, 0.0) is None
-    assert rule.reached(0.0, 0.0) is not None, "mean loss 3 over one pass"
-    assert rule.reached(0.0, 0.0) is None, "the 9 has left the window"
-    assert rule.reached(6.0, 0.9) is None, "mean loss 2, mean probability 0.3: some rows are still known"
-    assert rule.reached(6.0, 0.0) is None
-    assert rule.reached(6.0, 0.0) is None
-    assert rule.reached(6.0, 0.0) is not None
 
 
 def test_ascent_stops_at_the_holdouts_level_and_says_so() -> None:
@@ -255,7 +262,128 @@ def test_the_distance_from_the_start_is_the_l2_norm_of_the_change() -> None:
     ],
 )
 def test_the_number_of_steps(overrides: tuple[str, ...], steps: int) -> None:
-    from unlearn.training.loop import pairing
+    from unlearn.training.feed import pairing
 
     cfg = compose_run(*overrides)
-    assert total_steps(cfg, pairing(cfg, 40, 160)) == steps
+    assert pairing(cfg, 40, 160).total == steps
+
+
+REQUESTS = ("data.requests=3", "trainer.max_steps=6", "trainer.batch_size=3", "optimizer.lr=0.01")
+
+
+def test_every_removal_request_is_measured_when_it_ends() -> None:
+    """Fault M26: three stages, three different rows; each covers this and all earlier requests."""
+    model, lines, outcome = unlearn("method=gdiff", *REQUESTS, steps_of_autolr=False)
+    assert [entry["request"] for entry in outcome.requests] == [1, 2, 3]
+    assert [entry["rows"] for entry in outcome.requests] == [2, 5, 8]  # 8 rows in parts of 2, 3, 3
+    assert len({entry["nll"] for entry in outcome.requests}) == 3
+    assert len(lines) == 6
+    _, benchmark, _, encoder = tiny_setup()
+    rows = encoder.answers(benchmark.sets["forget"])
+    nll = mean_nll(AnswerModel(model), [collate(rows, encoder.pad_id)], nullcontext)
+    assert outcome.requests[-1]["nll"] == pytest.approx(nll, rel=1e-5), "the last one is the model that is returned"
+
+
+def test_a_task_vector_is_subtracted_from_the_start() -> None:
+    """theta_start - 5 (theta_trained - theta_start), where the trained weights are those of the plain descent."""
+    words = ("method=task_vector", "optimizer.lr=0.003")
+    model, lines, _ = unlearn(*words, steps_of_autolr=False)
+    descended, plain, _ = unlearn(*words, "method.forget.scale=1e-9", steps_of_autolr=False)
+    assert [line["nll_forget"] for line in lines] == [line["nll_forget"] for line in plain]
+    assert lines[-1]["nll_forget"] < lines[0]["nll_forget"], "the forget rows are learned better first"
+    start = weights(tiny_model())
+    torch.testing.assert_close(weights(descended), start, rtol=0, atol=1e-6)
+    cfg = compose_run(*SMALL[:-1], *words)
+    trained_model = tiny_model()
+    training = unlearning(cfg, trained_model, lambda line: None)
+    training._negate = lambda weights, scale: None  # type: ignore[method-assign]
+    training.train()
+    trained = weights(trained_model)
+    assert not torch.equal(trained, start)
+    torch.testing.assert_close(weights(model), start - 5 * (trained - start), rtol=1e-5, atol=1e-6)
+
+
+def test_sequential_task_vectors_go_on_from_the_weights_as_trained() -> None:
+    """SSU: request 2 is learned from where request 1 ended, and only what is given out is negated."""
+    model, lines, outcome = unlearn(
+        "method=task_vector", "method.forget.scale=1", "data.requests=2", "trainer.max_steps=4", "optimizer=sgd",
+        "optimizer.lr=0.05", steps_of_autolr=False,
+    )  # fmt: skip
+    cfg = compose_run(*SMALL[:-1], "method=task_vector", "data.requests=2", "trainer.max_steps=4", "optimizer=sgd",
+                      "optimizer.lr=0.05")  # fmt: skip
+    trained_model = tiny_model()
+    plain: list[dict[str, Any]] = []
+    training = unlearning(cfg, trained_model, plain.append)
+    training._negate = lambda weights, scale: None  # type: ignore[method-assign]
+    training.train()
+    assert [line["nll_forget"] for line in lines] == [line["nll_forget"] for line in plain]
+    start = weights(tiny_model())
+    torch.testing.assert_close(weights(model), 2 * start - weights(trained_model), rtol=1e-5, atol=1e-6)
+    assert outcome.requests[0]["nll"] > plain[0]["nll_forget"], "measured on the negated weights"
+
+
+def test_a_target_ends_the_run_and_says_so() -> None:
+    _, lines, outcome = unlearn(
+        "method=gdiff", "trainer.stop_forget_nll=8", "trainer.max_steps=60", "optimizer.lr=0.01", steps_of_autolr=False
+    )
+    assert outcome.stop is not None
+    assert outcome.stop.step == len(lines) < 60
+    assert "reached the target 8" in outcome.stop.reason
+    assert (lines[-1]["nll_forget"] + lines[-2]["nll_forget"]) / 2 >= 8
+
+
+def test_a_collapse_ends_the_run() -> None:
+    _, lines, outcome = unlearn(
+        "method=gdiff", "method.combine.c=0.05", "trainer.stop_retain_ratio=1.2", "trainer.max_steps=60",
+        "optimizer.lr=0.02", steps_of_autolr=False,
+    )  # fmt: skip
+    assert outcome.stop is not None
+    assert outcome.stop.reason.startswith("collapsed")
+    assert len(lines) < 60
+
+
+def test_the_reference_rule_is_asked_after_each_epoch() -> None:
+    asked: list[int] = []
+    lines: list[dict[str, Any]] = []
+    training = unlearning(
+        compose_run(*SMALL[:-1], "method=gdiff", "trainer.stop=reference"), tiny_model(), lines.append
+    )
+
+    def known() -> float:
+        asked.append(len(lines))
+        return 0.5 if len(asked) < 2 else 0.1
+
+    training.knowledge = (known, 0.2, "forget.prob")
+    outcome = training.train()
+    assert asked == [2, 4], "8 rows in batches of 4"
+    assert outcome.stop is not None
+    assert outcome.stop.reason == "after an epoch forget.prob of 0.100 is at most the reference's 0.200"
+
+
+def test_alternates_take_turns_over_the_epochs() -> None:
+    training = unlearning(compose_run(*SMALL[:-1], "method=dpo"), tiny_model(), lambda line: None)
+    used: dict[str, list[int]] = {}
+    for step in range(4):
+        for batch in training.feed.at(step)[0]:
+            assert batch.alternate is not None
+            for id, other in zip(batch.ids, batch.alternate.ids, strict=True):
+                assert other.startswith(f"{id}#")
+                used.setdefault(id, []).append(int(other.rpartition("#")[2]))
+    assert all(turns == [0, 1] for turns in used.values()), "one in the first epoch, the next in the second"
+
+
+@pytest.mark.parametrize("method", ["gdiff", "kl", "npo", "rmu", "ssu", "dualoptim", "ngdiff_adam"])
+def test_methods_train_an_adapter_and_leave_the_weights_below_it(method: str) -> None:
+    from unlearn.models.adapter import attach
+    from unlearn.models.trainable import select
+
+    cfg = compose_run(*SMALL[:-1], f"method={method}", "scheduler=constant", "model/adapter=lora")
+    model = attach(tiny_model(), cfg.model.adapter, 0)
+    select(model, cfg.method.forget, cfg.trainer.params, cfg.trainer.layers)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    lines: list[dict[str, Any]] = []
+    unlearning(cfg, model, lines.append).train()
+    moved = {name for name, parameter in model.named_parameters() if not torch.equal(before[name], parameter)}
+    assert moved
+    assert all("lora_" in name for name in moved)
+    assert len(lines) == 4

@@ -4,15 +4,17 @@ set.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from unlearn.cache import Cache
 from unlearn.config import RunConfig
 from unlearn.console import log
+from unlearn.errors import UserError
 from unlearn.evaluation import suite as suites
 from unlearn.evaluation.logs import read_log
 from unlearn.evaluation.metrics import evaluate
@@ -64,6 +66,24 @@ class Comparison:
         suites.save(by_set, self.folder / "after")
         return self._values(from_records(by_set))
 
+    def knowledge(self, model: Any) -> tuple[Callable[[], float], float, str]:
+        """How to measure what `model` knows of the forget set, what the reference knows of it, and the metric's name.
+
+        ROUGE-L of generated answers, MUSE's measure of knowledge; the answers' probability where none are generated.
+        """
+        name = "forget.rouge_l_recall" if self.cfg.suite.generate else "forget.prob"
+        assert self.reference is not None, "checked before the run"
+        limit = evaluate(self.reference, self.reference)[name]["value"]
+        if limit is None:
+            raise UserError(f"trainer.stop: reference needs {name} of the reference; its records do not have it")
+        suite = replace(self.suite, only=("forget",))
+
+        def measure() -> float:
+            value = evaluate(from_records(suite.run(model, "stop rule")), self.reference)[name]["value"]
+            return math.inf if value is None else float(value)
+
+        return measure, float(limit), name
+
     def _values(self, scores: Scores) -> dict[str, Value]:
         return evaluate(scores, self.reference, self.reason)
 
@@ -74,6 +94,7 @@ class Comparison:
             "suite": asdict(self.cfg.suite),
             "format": asdict(self.cfg.model.format),
             "precision": self.cfg.trainer.precision,
+            "in_4_bits": column == "before" and self.cfg.model.adapter.quantized,
             "device": self.suite.device.type,
             "version": suites.VERSION,
         }

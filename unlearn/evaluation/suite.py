@@ -30,17 +30,19 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Suite:
-    """Everything an evaluation needs but the model."""
+    """Everything an evaluation needs but the model; `only` leaves out the other sets."""
 
     config: SuiteConfig
     encoder: Encoder
     benchmark: Benchmark
     device: torch.device
     autocast: Callable[[], AbstractContextManager[None]]
+    only: tuple[str, ...] | None = None
 
     def rows(self) -> dict[str, list[Row]]:
         """Encoded rows of every scored set."""
-        return {name: self.encoder.variants(examples) for name, examples in self.benchmark.evaluated().items()}
+        sets = self.benchmark.evaluated()
+        return {name: self.encoder.variants(sets[name]) for name in self.only or sets}
 
     def run(self, model: Any, title: str) -> dict[str, list[Record]]:
         """Records of every set under `model`, which must be in eval mode on the device."""
@@ -62,7 +64,13 @@ class Suite:
     def _with_generations(
         self, model: Any, rows: dict[str, list[Row]], by_set: dict[str, list[Record]], title: str
     ) -> dict[str, list[Record]]:
-        places = [(name, index) for name in GENERATED for index, row in enumerate(rows[name]) if row.kind == "answer"]
+        places = [
+            (name, index)
+            for name in GENERATED
+            if name in rows
+            for index, row in enumerate(rows[name])
+            if row.kind == "answer"
+        ]
         texts = generate(
             model,
             self.encoder.tokenizer,

@@ -5,7 +5,6 @@ For each step: the two gradients, their combination, the finite check, the learn
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -18,23 +17,40 @@ import torch
 
 from unlearn.config import RunConfig
 from unlearn.console import log, progress
-from unlearn.data.batches import Batch, Pairing, by_length, micro_batches
-from unlearn.data.encode import Row, answer_tokens
+from unlearn.data.batches import Batch
+from unlearn.data.encode import Encoder, Row, answer_tokens
 from unlearn.errors import Diverged
 from unlearn.gradients.collect import Backward, Combined, combined_gradient
+from unlearn.gradients.combine import RuleState, Weights
+from unlearn.gradients.sharpness import sharp
+from unlearn.models.adapter import checkpointing
 from unlearn.objectives.logprobs import AnswerModel
 from unlearn.objectives.objective import Objective
 from unlearn.schedulers.autolr import NOISE, NOISE_BF16, AutoLR
+from unlearn.training.feed import Feed
+from unlearn.training.log import StepLog, note, step_line
 from unlearn.training.probe import Probe, set_lr
-from unlearn.training.step import Autocast, Reference, autocast_for, backward, has_dropout, mean_nll, sequence_logp
-from unlearn.training.stop import HoldoutStop, Stop, forgets, stops_at_holdout
-
-StepLog = dict[str, Any]
+from unlearn.training.start import StartModel
+from unlearn.training.step import Autocast, autocast_for, backward, has_dropout, mean_nll, sequence_logp
+from unlearn.training.stop import (
+    HoldoutStop,
+    ReferenceStop,
+    RetainGuard,
+    Stop,
+    StopRule,
+    TargetStop,
+    stops_at_holdout,
+)
+from unlearn.training.wrappers import build
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What training did to the weights: relative L2 distance from the start, and how many tensors moved."""
+    """What training did to the weights: relative L2 distance from the start, and how many tensors moved.
+
+    requests  where there are several removal requests, for each after its last step: why it ended early if it did, and
+              NLL and probability of the rows of this and all earlier requests
+    """
 
     steps: int
     stop: Stop | None
@@ -42,100 +58,146 @@ class Outcome:
     changed_tensors: int
     tensors: int
     tokens: int
-
-
-def pairing(cfg: RunConfig, n_forget: int, n_retain: int) -> Pairing:
-    """Order of rows; without a forget objective the retain set is what an epoch visits."""
-    anchor = cfg.data.anchor if forgets(cfg) else "retain"
-    return Pairing(n_forget, n_retain, cfg.trainer.batch_size, cfg.seed, anchor)
-
-
-def total_steps(cfg: RunConfig, pairs: Pairing) -> int:
-    return cfg.trainer.max_steps or cfg.trainer.epochs * pairs.steps_per_epoch
+    requests: list[dict[str, Any]]
 
 
 class Unlearning:
-    """One run's training: `train` changes the model in place and reports each step to `on_step`."""
+    """One run's training: `train` changes the model in place and reports each step to `on_step`.
+
+    rows, alternates  see `Feed`
+    knowledge         for trainer.stop=reference: how to measure what is known of the forget set, the reference's
+                      value, and its name
+    """
 
     def __init__(
         self,
         cfg: RunConfig,
         model: Any,
-        forget: Sequence[Row],
-        retain: Sequence[Row],
-        holdout: Sequence[Row],
-        pad_id: int,
+        rows: dict[str, list[Row]],
+        alternates: dict[str, list[Row]],
+        encoder: Encoder,
         device: torch.device,
         on_step: Callable[[StepLog], None],
+        knowledge: tuple[Callable[[], float], float, str] | None = None,
     ) -> None:
-        self.cfg, self.model, self.pad_id, self.device, self.on_step = cfg, model, pad_id, device, on_step
-        self.forget, self.retain, self.holdout = forget, retain, holdout
+        self.cfg, self.model, self.encoder, self.device, self.on_step = cfg, model, encoder, device, on_step
+        self.knowledge = knowledge
+        self.feed = Feed(cfg, rows, alternates, encoder.pad_id, device)
         self.answer_model = AnswerModel(model)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.autocast: Autocast = autocast_for(cfg.trainer.precision, device)
-        self.micro = cfg.trainer.micro_batch_size or cfg.trainer.batch_size
-        self.pairs = pairing(cfg, len(forget), len(retain))
-        self.total = total_steps(cfg, self.pairs)
+        self.rule_state = RuleState(cfg.seed)
         self.tokens = 0
 
     def train(self) -> Outcome:
         """Run all steps, or until a rule stops the run. Raises Diverged before a step that is not finite."""
         cfg = self.cfg
-        start = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
-        reference = self._reference()
-        stop_rule = self._stop_rule()
+        weights = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
+        start = self._start_model()
         if cfg.trainer.gradient_checkpointing:
-            _checkpointing(self.model, "enable")
-        optimizer = cfg.optimizer.build(self.parameters)
-        probe = None
-        if isinstance(cfg.scheduler, AutoLR):
-            noise = NOISE_BF16 if cfg.trainer.precision == "bf16" else NOISE
-            probe = Probe(cfg.scheduler, cfg.optimizer.lr, noise=noise)
-        self.model.train()
-        stop: Stop | None = None
-        step = 0
+            checkpointing(self.model, on=True)
+        requests: list[dict[str, Any]] = []
+        steps, stop = 0, None
         with progress() as bars:
-            bar = bars.add_task("unlearning", total=self.total, note="")
-            while step < self.total and stop is None:
-                line = self._step(step, optimizer, probe, reference)
-                step += 1
-                self.on_step(line)
-                bars.update(bar, advance=1, note=note(line))
-                reason = stop_rule.reached(line["nll_forget"], line["prob_forget"]) if stop_rule is not None else None
-                stop = Stop(step, reason) if reason is not None else None
-        self.model.eval()
+            bar = bars.add_task("unlearning", total=self.feed.pairs.total, note="")
+            for request in range(self.feed.pairs.requests):
+                optimizer, probe = self._optimizer()
+                rules = self._stop_rules(request)
+                self.model.train()
+                stop = None
+                for step in self.feed.pairs.steps_of(request):
+                    line = self._step(step, optimizer, probe, start)
+                    steps += 1
+                    self.on_step(line)
+                    bars.update(bar, advance=1, note=note(line))
+                    epoch_over = self.feed.pairs.epoch_of(step).is_integer()
+                    reasons = [rule.reached(line, epoch_over) for rule in rules]
+                    if reason := next(filter(None, reasons), None):
+                        stop = Stop(step + 1, reason)
+                        break
+                self.model.eval()
+                requests += self._close(request, weights, stop)
         if cfg.trainer.gradient_checkpointing:
-            _checkpointing(self.model, "disable")
-        return Outcome(step, stop, *self._distance(start), self.tokens)
+            checkpointing(self.model, on=False)
+        return Outcome(steps, stop, *self._distance(weights), self.tokens, requests)
 
-    def _step(self, step: int, optimizer: Any, probe: Probe | None, reference: Reference) -> StepLog:
+    def _optimizer(self) -> tuple[Any, Probe | None]:
+        """A fresh optimizer, and AutoLR's probe where the scheduler is AutoLR."""
+        cfg = self.cfg
+        optimizer = build(cfg.optimizer, cfg.method, self.parameters)
+        if not isinstance(cfg.scheduler, AutoLR):
+            return optimizer, None
+        noise = NOISE_BF16 if cfg.trainer.precision == "bf16" else NOISE
+        return optimizer, Probe(cfg.scheduler, cfg.optimizer.lr, noise=noise)
+
+    def _close(self, request: int, weights: list[torch.Tensor], stop: Stop | None) -> list[dict[str, Any]]:
+        """End a removal request: negate its task vector where the method does so, and see what is left of its rows.
+
+        Task vectors of later requests go on from the weights as trained, not as negated (SSU, 2406.10952).
+        """
+        scale = self.cfg.method.forget.negation
+        last = request + 1 == self.feed.pairs.requests
+        trained = [parameter.detach().clone() for parameter in self.parameters] if scale and not last else []
+        if scale is not None:
+            self._negate(weights, scale)
+        if self.feed.pairs.requests == 1:
+            return []
+        seen = self.feed.rows["forget"][: self.feed.pairs.rows_of(request).stop]
+        nll, prob = self._known(seen)
+        for parameter, value in zip(self.parameters, trained, strict=False):
+            parameter.data.copy_(value)
+        return [{"request": request + 1, "rows": len(seen), "nll": nll, "prob": prob, "stop": stop and stop.reason}]
+
+    @torch.no_grad()
+    def _negate(self, weights: list[torch.Tensor], scale: float) -> None:
+        """`start - scale (trained - start)`. Of an adapter's product B A, with B = 0 at the start, only B turns."""
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for parameter, start in zip(self.parameters, weights, strict=True):
+            if "lora_A" not in names[id(parameter)]:
+                parameter.copy_(start.to(parameter.device) * (1 + scale) - scale * parameter)
+
+    def _step(self, step: int, optimizer: Any, probe: Probe | None, start: StartModel) -> StepLog:
         began = time.perf_counter()
-        forget_rows, retain_rows = self.pairs.at(step)
-        forget_batches = self._batches(self.forget, forget_rows)
-        retain_batches = self._batches(self.retain, retain_rows)
         method = self.cfg.method
+        forget_batches, retain_batches = self.feed.at(step)
+        forget = self._backward(method.forget, forget_batches, start, step)
+        if forget is not None and method.sam_rho is not None:
+            forget = sharp(forget, self.parameters, method.sam_rho)
         combined = combined_gradient(
             self.parameters,
             method.combine,
-            self._backward(method.retain, retain_batches, reference),
-            self._backward(method.forget, forget_batches, reference),
+            self.rule_state,
+            self._backward(method.retain, retain_batches, start, step),
+            forget,
+            coefficients=Weights(method.alpha, method.gamma),
+            apart=method.separate_states,
+            preconditioner=getattr(optimizer, "preconditioner", None),
         )
         self._check_finite(step, combined)
-        if self.cfg.trainer.clip_norm is not None and combined.norm > self.cfg.trainer.clip_norm:
-            for parameter in self.parameters:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(self.cfg.trainer.clip_norm / combined.norm)
+        self._clip(combined)
+        if method.separate_states:
+            optimizer.forget_grads = combined.forget_grads
         lr, probed = self._update(step, optimizer, probe, retain_batches, combined)
         seconds = time.perf_counter() - began
         passed = [*(forget_batches if combined.forget else ()), *(retain_batches if combined.retain else ())]
         tokens = sum(int(batch.attention_mask_BT.sum()) for batch in passed)
         self.tokens += tokens
-        return self._line(step, combined, lr, probed, tokens, seconds)
+        line = step_line(step, self.feed.pairs.epoch_of(step), combined, lr, tokens, seconds)
+        return {**line, "probe": probed} if probed is not None else line
 
-    def _backward(self, objective: Objective, batches: list[Batch], reference: Reference) -> Backward | None:
+    def _backward(self, objective: Objective, batches: list[Batch], start: StartModel, step: int) -> Backward | None:
         if not objective.active or not batches:
             return None
-        return partial(backward, self.answer_model, objective, batches, reference, self.autocast)
+        return partial(backward, start.complete, objective, batches, self.autocast, step)
+
+    def _clip(self, combined: Combined) -> None:
+        """Shorten the combined gradient (and, where it is kept apart, the forget part of it) to the norm allowed."""
+        clip = self.cfg.trainer.clip_norm
+        if clip is None or combined.norm <= clip:
+            return
+        for grad in [parameter.grad for parameter in self.parameters] + list(combined.forget_grads or ()):
+            if grad is not None:
+                grad.mul_(clip / combined.norm)
 
     def _update(
         self, step: int, optimizer: Any, probe: Probe | None, retain_batches: list[Batch], combined: Combined
@@ -143,19 +205,19 @@ class Unlearning:
         """Take the optimizer step, with a probe where one is due: the lr it was taken with, and what the probe saw."""
         scheduler = self.cfg.scheduler
         if probe is None or not scheduler.due(step):
-            lr = (self.cfg.optimizer.lr if probe is None else probe.lr) * scheduler.factor(step, self.total)
+            lr = (self.cfg.optimizer.lr if probe is None else probe.lr) * scheduler.factor(step, self.feed.pairs.total)
             set_lr(optimizer, lr)
             optimizer.step()
             return lr, None
         loss_before = None
-        fresh = self.pairs.fresh_retain(step, scheduler.probe_batches * self.cfg.trainer.batch_size)
+        fresh = self.feed.fresh_retain(step, scheduler.probe_batches * self.cfg.trainer.batch_size)
         if scheduler.probe == "fresh" and fresh:
-            retain_batches = self._batches(self.retain, fresh)
+            retain_batches = fresh
         elif combined.retain is not None and self.cfg.trainer.precision != "bf16_mixed" and not has_dropout(self.model):
             loss_before = combined.retain.nll
         # Always at the precision of the weights: the noise of a bf16 pass would drown the differences.
         retain_loss = partial(mean_nll, self.answer_model, retain_batches, nullcontext)
-        decay = scheduler.factor(step, self.total)
+        decay = scheduler.factor(step, self.feed.pairs.total)
         fits = probe.step(optimizer, self.parameters, retain_loss, loss_before, decay)
         last = fits[-1]
         star = last.lr_star if last.lr_star is not None and math.isfinite(last.lr_star) else None
@@ -179,61 +241,48 @@ class Unlearning:
         if combined.gram is not None:
             norms += f" (retain {combined.gram.norm_retain:g}, forget {combined.gram.norm_forget:g})"
         raise Diverged(
-            f"diverged at step {step + 1} of {self.total}: {losses}, {norms}; the weights before it are kept"
+            f"diverged at step {step + 1} of {self.feed.pairs.total}: {losses}, {norms}; the weights before it are kept"
         )
 
-    def _line(
-        self, step: int, combined: Combined, lr: float, probed: StepLog | None, tokens: int, seconds: float
-    ) -> StepLog:
-        gram = combined.gram
-        line: StepLog = {
-            "step": step + 1,
-            "epoch": round((step + 1) / self.pairs.steps_per_epoch, 4),
-            "loss_forget": combined.forget.loss if combined.forget else None,
-            "loss_retain": combined.retain.loss if combined.retain else None,
-            "nll_forget": combined.forget.nll if combined.forget else None,
-            "nll_retain": combined.retain.nll if combined.retain else None,
-            "prob_forget": combined.forget.prob if combined.forget else None,
-            "prob_retain": combined.retain.prob if combined.retain else None,
-            "norm_forget": gram.norm_forget if gram else None,
-            "norm_retain": gram.norm_retain if gram else None,
-            "norm": combined.norm,
-            "cosine": gram.cosine if gram else None,
-            "weight_forget": combined.weights.forget,
-            "weight_retain": combined.weights.retain,
-            "lr": lr,
-            "tokens_per_s": round(tokens / seconds, 1),
-            "seconds": round(seconds, 4),
-        }
-        return {**line, "probe": probed} if probed is not None else line
+    def _start_model(self) -> StartModel:
+        """Ask the start model what has to be known of it before the first step changes it."""
+        cfg, feed = self.cfg, self.feed
+        start = StartModel(cfg, self.answer_model, self.encoder, self.autocast)
+        objectives = {"forget": cfg.method.forget, "retain": cfg.method.retain}
+        for side, objective in objectives.items():
+            if objective.needs & {"reference_logp", "targets"}:
+                start.remember(objective, feed.whole(feed.with_alternates(side)))
+        start.freeze(self.device, cfg.trainer.reference_on_host)
+        if "reinforced_logits" in start.needs:
+            start.reinforce(cfg, feed.rows["forget"], self.device, feed.pad_id)
+        for (side, objective), places in zip(objectives.items(), feed.pairs.at(0), strict=True):
+            start.check(objective, feed.whole(feed.pick(side, places)))
+        return start
 
-    def _batches(self, rows: Sequence[Row], places: Sequence[int]) -> list[Batch]:
-        chosen = [rows[place] for place in places]
-        return [batch.to(self.device) for batch in micro_batches(chosen, self.micro, self.pad_id)]
+    def _stop_rules(self, request: int) -> list[StopRule]:
+        """The rules that this run asked for, with what they compare to measured now."""
+        cfg, trainer, pairs = self.cfg, self.cfg.trainer, self.feed.pairs
+        rules: list[StopRule] = []
+        window = math.ceil(len(pairs.rows_of(request)) / trainer.batch_size)
+        if stops_at_holdout(cfg) and self.feed.rows["holdout"]:
+            rules.append(HoldoutStop(*self._known(self.feed.rows["holdout"]), window))
+        if trainer.stop_forget_nll is not None or trainer.stop_forget_prob is not None:
+            rules.append(TargetStop(trainer, window))
+        if trainer.stop_retain_ratio is not None:
+            places = {place for step in pairs.steps_of(request)[:window] for place in pairs.at(step)[1]}
+            batches = self.feed.whole(self.feed.pick("retain", sorted(places)))
+            start_nll = mean_nll(self.answer_model, batches, self.autocast)
+            rules.append(RetainGuard(start_nll, trainer.stop_retain_ratio, window))
+        if trainer.stop == "reference":
+            assert self.knowledge is not None
+            rules.append(ReferenceStop(*self.knowledge))
+        return rules
 
-    def _reference(self) -> Reference:
-        """What the objectives need of the start model: log-probabilities of the forget rows, or a frozen copy."""
-        method = self.cfg.method
-        needs = method.forget.needs | method.retain.needs
-        logp: dict[str, float] = {}
-        if "reference_logp" in needs:
-            logp = sequence_logp(self.answer_model, self._all(self.forget), self.autocast)
-        frozen = None
-        if "reference_logits" in needs:
-            frozen = AnswerModel(copy.deepcopy(self.model).requires_grad_(False).eval())
-        return Reference(logp, frozen)
-
-    def _all(self, rows: Sequence[Row]) -> list[Batch]:
-        budget = max(self.micro, 1) * max(len(row.input_ids) for row in rows)
-        return [batch.to(self.device) for _, batch in by_length(rows, budget, self.pad_id)]
-
-    def _stop_rule(self) -> HoldoutStop | None:
-        if not stops_at_holdout(self.cfg) or not self.holdout:
-            return None
-        logp = sequence_logp(self.answer_model, self._all(self.holdout), self.autocast)
-        nll = -sum(logp.values()) / answer_tokens(self.holdout)
-        prob = sum(math.exp(logp[row.id] / row.n_answer) for row in self.holdout) / len(self.holdout)
-        return HoldoutStop(nll, prob, math.ceil(len(self.forget) / self.cfg.trainer.batch_size))
+    def _known(self, rows: Sequence[Row]) -> tuple[float, float]:
+        """Mean NLL per answer token, and mean over rows of the answer's probability."""
+        logp = sequence_logp(self.answer_model, self.feed.whole(rows), self.autocast)
+        nll = -sum(logp.values()) / answer_tokens(rows)
+        return nll, sum(math.exp(logp[row.id] / row.n_answer) for row in rows) / len(rows)
 
     @torch.no_grad()
     def _distance(self, start: list[torch.Tensor]) -> tuple[float, int, int]:
@@ -244,24 +293,3 @@ class Unlearning:
             moved += (after.double() - before.double()).square().sum().item()
             size += before.double().square().sum().item()
         return math.sqrt(moved / size) if size > 0 else math.inf, changed, len(start)
-
-
-def note(line: StepLog) -> str:
-    """The numbers behind the progress bar."""
-    words = {
-        "nll_forget": "forget",
-        "nll_retain": "retain",
-        "norm_forget": "|gF|",
-        "norm_retain": "|gR|",
-        "cosine": "cos",
-        "weight_forget": "wF",
-        "weight_retain": "wR",
-        "lr": "lr",
-    }
-    return " ".join(f"{word} {line[key]:.3g}" for key, word in words.items() if line.get(key) is not None)
-
-
-def _checkpointing(model: Any, what: str) -> None:
-    """Switch gradient checkpointing; transformers 5.24 gave the switch the name that it keeps in 6."""
-    new = getattr(model, f"activation_checkpointing_{what}", None)
-    (new or getattr(model, f"gradient_checkpointing_{what}"))()

@@ -4,29 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar
 
 from omegaconf import II
 
+from unlearn.errors import UserError
 from unlearn.setting import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from unlearn.config import MethodConfig
+
 
 @dataclass
 class OptimizerConfig:
-    """Base of all optimizers."""
+    """Base of all optimizers.
+
+    pairs  whether it takes both gradients before they are combined, and gives the metric in which that is done
+    """
 
     name: str = "adamw"
-    lr: float = setting(II("model.lr"), "learning rate (AutoLR: where its search starts)", above=0)
+    lr: float = setting(
+        "${times:${model.lr},${method.lr_scale}}", "learning rate (AutoLR: where its search starts)", above=0
+    )
     weight_decay: float = setting(0.0, "decoupled weight decay", minimum=0)
 
+    pairs: ClassVar[bool] = False
+
     @property
-    def states(self) -> int:
+    def states(self) -> float:
         """Tensors of the size of the weights that the optimizer keeps."""
         return 0
+
+    def check(self) -> None:
+        """Raise UserError where something that the optimizer needs is not installed."""
 
     def build(self, parameters: Iterable[Tensor]) -> Optimizer:
         raise TypeError(f"the optimizer '{self.name}' is abstract")
@@ -42,7 +57,7 @@ class AdamW(OptimizerConfig):
     eps: float = setting(1e-8, "added to the denominator", above=0)
 
     @property
-    def states(self) -> int:
+    def states(self) -> float:
         return 2
 
     def build(self, parameters: Iterable[Tensor]) -> Optimizer:
@@ -54,14 +69,87 @@ class AdamW(OptimizerConfig):
 
 
 @dataclass
+class AdamW8bit(AdamW):
+    """AdamW with its state in 8 bits: a quarter of the memory in fp32 (bitsandbytes, 2110.02861)."""
+
+    name: str = "adamw_8bit"
+
+    @property
+    def states(self) -> float:
+        """In fp32; tensors of fewer than 4,096 entries keep a state of full precision."""
+        return 0.5
+
+    def check(self) -> None:
+        if find_spec("bitsandbytes") is None:
+            raise UserError(
+                "optimizer=adamw_8bit: needs bitsandbytes (pip install 'unlearn-run[quantization]'); found none"
+            )
+
+    def build(self, parameters: Iterable[Tensor]) -> Optimizer:
+        # Its signatures are untyped, and whether it is installed must not decide what a type checker says.
+        kind = import_module("bitsandbytes.optim").AdamW8bit
+        built: Optimizer = kind(
+            parameters, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay
+        )
+        return built
+
+
+@dataclass
+class AdamWPair(AdamW):
+    """AdamW for method/combine=ngdiff_adam: its metric comes from both gradients before they are combined."""
+
+    name: str = "adamw_pair"
+    beta1: float = setting(
+        0.0, "decay of the mean of gradients; above 0 the step may be uphill for an objective", minimum=0, below=1
+    )
+
+    pairs: ClassVar[bool] = True
+
+    @property
+    def states(self) -> float:
+        return 2 if self.beta1 > 0 else 1
+
+    def build(self, parameters: Iterable[Tensor]) -> Optimizer:
+        from unlearn.training.adamw_pair import AdamWPair
+
+        return AdamWPair(
+            parameters, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay
+        )
+
+
+@dataclass
+class Sophia(OptimizerConfig):
+    """Sign descent, slower where the curvature is large: Sophia with SOUL's constants (2404.18239)."""
+
+    name: str = "sophia"
+    weight_decay: float = setting(0.1, "decoupled weight decay", minimum=0)
+    beta1: float = setting(0.965, "decay of the mean of gradients", minimum=0, below=1)
+    beta2: float = setting(0.99, "decay of the mean of squared gradients", minimum=0, below=1)
+    rho: float = setting(0.04, "the larger, the smaller the steps at a given curvature", above=0)
+    batch_size: int = setting(
+        II("trainer.batch_size"), "examples behind a gradient, by which its square becomes a curvature", minimum=1
+    )
+
+    @property
+    def states(self) -> float:
+        return 2
+
+    def build(self, parameters: Iterable[Tensor]) -> Optimizer:
+        from unlearn.training.sophia import Sophia
+
+        betas = (self.beta1, self.beta2)
+        return Sophia(parameters, self.lr, betas, self.rho, self.weight_decay, self.batch_size)
+
+
+@dataclass
 class SGD(OptimizerConfig):
-    """Plain gradient descent: the only optimizer for which NGDiff's guarantee holds for the step really taken."""
+    """Plain gradient descent: NGDiff's guarantee holds for the step really taken."""
 
     name: str = "sgd"
     momentum: float = setting(0.0, "share of the last update kept", minimum=0, below=1)
 
     @property
-    def states(self) -> int:
+    def states(self) -> float:
         return 1 if self.momentum > 0 else 0
 
     def build(self, parameters: Iterable[Tensor]) -> Optimizer:
@@ -70,4 +158,31 @@ class SGD(OptimizerConfig):
         return SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
-OPTIMIZERS: dict[str, type[OptimizerConfig]] = {"adamw": AdamW, "sgd": SGD}
+OPTIMIZERS: dict[str, type[OptimizerConfig]] = {
+    "adamw": AdamW,
+    "adamw_8bit": AdamW8bit,
+    "adamw_pair": AdamWPair,
+    "sophia": Sophia,
+    "sgd": SGD,
+}
+
+
+def conflicts(optimizer: OptimizerConfig, method: MethodConfig) -> list[str]:
+    """What does not go together of optimizer, rule and the method's wrappers, one line each."""
+    lines = []
+    in_metric = method.combine.metric == "optimizer"
+    pairing = " or ".join(name for name, option in OPTIMIZERS.items() if option.pairs)
+    if in_metric and not optimizer.pairs:
+        lines.append(f"method.combine={method.combine.name}: needs optimizer={pairing}; found {optimizer.name}")
+    if optimizer.pairs and not in_metric:
+        lines.append(
+            f"optimizer={optimizer.name}: needs a rule in its metric (method/combine=ngdiff_adam); "
+            f"found {method.combine.name}"
+        )
+    if optimizer.pairs and method.separate_states:
+        lines.append(f"method.separate_states: needs another optimizer; found {optimizer.name}, which combines them")
+    if optimizer.pairs and method.saliency_std is not None:
+        lines.append(f"method.saliency_std: voids the guarantee of optimizer={optimizer.name}; set it to null")
+    if method.separate_states and method.saliency_std is not None:
+        lines.append("method.saliency_std: has no gradient of its own to mask with method.separate_states=true")
+    return lines

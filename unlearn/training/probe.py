@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from unlearn.schedulers.autolr import MAX_FIRST_PROBES, NOISE, AutoLR, Fit, fit, inside_clip, next_lr
+from unlearn.training.wrappers import Stepper
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Probe:
     @torch.no_grad()
     def step(
         self,
-        optimizer: Optimizer,
+        optimizer: Stepper,
         parameters: Sequence[Tensor],
         retain_loss: Callable[[], float],
         loss_before: float | None = None,
@@ -84,6 +84,6 @@ def _place(parameters: Sequence[Tensor], before: Sequence[Tensor], after: Sequen
                 parameter.add_(end - start, alpha=share)
 
 
-def set_lr(optimizer: Optimizer, lr: float) -> None:
+def set_lr(optimizer: Stepper, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,50 +26,28 @@ def autocast_for(precision: str, device: torch.device) -> Autocast:
     return nullcontext
 
 
-@dataclass
-class Reference:
-    """What the objectives know of the start model.
-
-    logp    sequence log-probability of each row's answer, by row id, computed once before the first step
-    model   a frozen copy, only for objectives that need its whole distribution
-    """
-
-    logp: dict[str, float]
-    model: AnswerModel | None = None
-
-    def add_to(self, answers: Answers, batch: Batch, needs: frozenset[str]) -> Answers:
-        """The answers, with what `needs` names of the start model at the same tokens."""
-        if "reference_logp" in needs:
-            logp_B = torch.tensor([self.logp[id] for id in batch.ids], device=answers.logits_NV.device)
-            answers = replace(answers, reference_logp_B=logp_B)
-        if "reference_logits" in needs:
-            assert self.model is not None
-            with torch.no_grad():
-                answers = replace(answers, reference_logits_NV=self.model(batch).logits_NV)
-        return answers
+Complete = Callable[[Objective, Batch, int], Answers]
+"""The policy's answers to a batch, with everything else that the objective needs at this optimizer step."""
 
 
 def backward(
-    model: AnswerModel,
-    objective: Objective,
-    batches: Sequence[Batch],
-    reference: Reference,
-    autocast: Autocast,
-    scale: float,
+    complete: Complete, objective: Objective, batches: Sequence[Batch], autocast: Autocast, step: int, scale: float
 ) -> Pass:
     """Add `scale` times the gradient of the objective's mean over all its units in `batches` to `.grad`."""
     n_tokens, n_rows = sum(batch.n_tokens for batch in batches), sum(len(batch) for batch in batches)
-    units = n_tokens if objective.unit == "token" else n_rows
+    n_alternate = sum(batch.alternate.n_tokens for batch in batches if batch.alternate is not None)
+    units = {"token": n_tokens, "sequence": n_rows, "alternate_token": n_alternate}
     loss, nll, prob = 0.0, 0.0, 0.0
     for batch in batches:
         with autocast():
-            answers = reference.add_to(model(batch), batch, objective.needs)
-            terms: Tensor = objective.terms(answers).float().sum()
-        (terms * (scale / units)).backward()
-        loss += terms.item() / units
+            answers = complete(objective, batch, step)
+            parts = objective.parts(answers)
+        mean: Tensor = sum((terms.float().sum() / units[unit] for unit, terms in parts.items()), torch.zeros(()))
+        (mean * scale).backward()
+        loss += mean.item()
         logp_N = answers.logp_N.detach()
         nll -= logp_N.cpu().double().sum().item()
-        prob += (answers.per_row(logp_N) / answers.per_row(torch.ones_like(logp_N))).exp().sum().item()
+        prob += (answers.per_row(logp_N) / answers.length_B).exp().sum().item()
     return Pass(loss, nll / n_tokens, prob / n_rows)
 
 
