@@ -4,7 +4,7 @@ PYTHON ?= python3
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint format clean
+.PHONY: help install run test docs lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +22,10 @@ run: install ## unlearn on the embedded model and data, then report: the first r
 	@.venv/bin/unlearn-run method=ngdiff data=tofu $(ARGS)
 
 test: install ## run every test
-	@.venv/bin/pytest $(ARGS)
+	@.venv/bin/pytest -n auto --maxprocesses 8 $(ARGS)
+
+docs: install ## make docs/methods.md anew from the code and the presets
+	@.venv/bin/python -m unlearn.cli.methods_page docs/methods.md
 
 lint: install ## check rules, layout and types
 	@.venv/bin/ruff check

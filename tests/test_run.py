@@ -212,7 +212,7 @@ def test_the_plan_warns_of_few_steps_and_leaves_out_what_a_method_does_not_need(
     assert "warning: under 20 steps" in plan
     assert "second gradient" not in plan
     run(compose_run(*words, "method=kl"), [])
-    assert "start model for the retain term" in capsys.readouterr().out
+    assert "copy of the start model" in capsys.readouterr().out
 
 
 def test_too_little_disk_is_refused_with_the_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import II, MISSING, DictConfig, OmegaConf
 
 from unlearn.gradients.combine import COMBINE
+from unlearn.models.adapter import ADAPTERS
 from unlearn.objectives.forget import FORGET
 from unlearn.objectives.retain import RETAIN
 from unlearn.schedulers.autolr import AutoLR
@@ -96,6 +97,7 @@ class ModelConfig:
     max_length: int = setting(512, "longest row in tokens; prompts are cut from the left", minimum=16)
     attention: str = setting("sdpa", "attention kernel", choices=("sdpa", "eager", "flash_attention_2"))
     trust_remote_code: bool = setting(False, "run code that comes with the weights")
+    adapter: Any = MISSING
     format: FormatConfig = field(default_factory=FormatConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     tiny: TinyConfig = field(default_factory=TinyConfig)
@@ -119,6 +121,14 @@ class DataConfig:
     hub_id: str = setting(MISSING, "the dataset on the hub")
     split: str = setting("forget10", "which rows are forgotten", choices=("forget01", "forget05", "forget10"))
     anchor: str = setting("forget", "set that one epoch visits once", choices=("forget", "retain"))
+    requests: int = setting(
+        1, "split the forget set into this many removal requests, forgotten one after the other", minimum=1
+    )
+    retain_rows: str = setting(
+        "retain",
+        "rows the retain objective sees: retain (in-distribution), general (real_authors, world_facts and background: "
+        "knowledge that the forget set is no part of), or a JSON-lines file with question and answer",
+    )
     limit: LimitConfig = field(default_factory=LimitConfig)
 
 
@@ -128,6 +138,19 @@ class MethodConfig:
     forget: Any = MISSING
     retain: Any = MISSING
     combine: Any = MISSING
+    gamma: float = setting(1.0, "coefficient of the forget loss", above=0)
+    alpha: float = setting(1.0, "coefficient of the retain loss", above=0)
+    lr_scale: float = setting(1.0, "published learning rate of the method, as a multiple of the model's", above=0)
+    alternates: str | None = setting(
+        None, "other answers to the forget rows: refusals, shuffled (of other rows), a column of the data, or a file"
+    )
+    sam_rho: float | None = setting(
+        None, "sharpness-aware: forget gradient at the worst point within this distance", above=0
+    )
+    saliency_std: float | None = setting(
+        None, "only weights whose gradient exceeds the mean by this many standard deviations move"
+    )
+    separate_states: bool = setting(False, "an optimizer state for each of the two gradients (DualOptim)")
 
 
 @dataclass
@@ -145,9 +168,20 @@ class TrainerConfig:
     clip_norm: float | None = setting(None, "largest L2 norm of the combined gradient", above=0)
     stop: str = setting(
         "auto",
-        "holdout ends the run when the forget rows look like unseen ones; auto does so for unbounded objectives",
-        choices=("auto", "holdout", "none"),
+        "holdout ends the run when the forget rows look like unseen ones; auto does so for unbounded objectives; "
+        "reference, when after an epoch no more is known of them than the reference knows",
+        choices=("auto", "holdout", "reference", "none"),
     )
+    stop_forget_nll: float | None = setting(None, "end at this mean forget NLL over one pass, nats per token", above=0)
+    stop_forget_prob: float | None = setting(
+        None, "end at this mean probability of the forget answers over one pass", above=0, below=1
+    )
+    stop_retain_ratio: float | None = setting(
+        None, "end when the retain NLL over one pass exceeds the start model's by this factor", above=1
+    )
+    params: str = setting("auto", "regex of the parameters that are trained; auto: all, or those the method names")
+    layers: str | None = setting(None, "decoder layers that are trained, as in 5-7; null: all")
+    reference_on_host: bool = setting(False, "keep the frozen copy of the start model in host memory")
     device: str = setting(
         "auto", "cuda, mps or cpu; auto takes the first there is", choices=("auto", "cuda", "mps", "cpu")
     )
@@ -192,7 +226,9 @@ class RunConfig:
 
 
 def register() -> None:
-    """Tell Hydra the schema and the group options that are dataclasses."""
+    """Tell Hydra the schema and the group options that are dataclasses, and OmegaConf what `${times:a,b}` is."""
+    # 12 digits: 3e-4 times 10 is 0.003 in every file, and not 0.0029999999999999996.
+    OmegaConf.register_new_resolver("times", lambda a, b: float(f"{a * b:.12g}"), replace=True)
     store = ConfigStore.instance()
     store.store(name="schema", node=RunConfig)
     for group, options in GROUPS.items():
@@ -204,6 +240,7 @@ GROUPS: dict[str, dict[str, type[Any]]] = {
     "method/forget": dict(FORGET),
     "method/retain": dict(RETAIN),
     "method/combine": dict(COMBINE),
+    "model/adapter": dict(ADAPTERS),
     "scheduler": dict(SCHEDULERS),
     "optimizer": dict(OPTIMIZERS),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -29,7 +30,7 @@ BAD = [
     ("num_train_epochs=3", "num_train_epochs: no such key", "did you mean trainer.epochs?"),
     ("modle=tiny", "modle: no such key", "did you mean model?"),
     ("trainer.epochs.x=1", "trainer.epochs.x: no such key"),
-    ("method.forget.beta=0.1", "method.forget.beta: no such key", "belongs to method/forget=npo"),
+    ("method.forget.beta=0.1", "method.forget.beta: no such key", "belongs to method/forget=npo, simnpo, "),
     ("+trainer.seed=1", "trainer.seed: no such key", "did you mean seed?"),
     ("+trainer.batch_size=2", "+trainer.batch_size: exists already", "without +"),
     ("hydra.ouput_subdir=x", "hydra.ouput_subdir: no such key", "did you mean hydra.output_subdir?"),
@@ -42,10 +43,11 @@ BAD = [
     ("model.published.tofu.target=x", "model.published.tofu.target: no such entry; new ones are made in a file"),
     ("~seed", "~seed: settings and groups cannot be removed"),
     # Groups and options.
-    ("scheduler=autlr", "scheduler: needs one of constant, linear, cosine, autolr, autolr_budget; found 'autlr'",
-     "did you mean autolr?"),
-    ("method=ngdif", "method: needs one of finetune, ga, ", "found 'ngdif'; did you mean ngdiff?"),
-    ("method/forget=npoo", "method/forget: needs one of none, ascent, npo; found 'npoo'"),
+    ("scheduler=autlr", "scheduler: needs one of constant, linear, cosine, autolr, autolr_budget, ",
+     "found 'autlr'; did you mean autolr?"),
+    ("method=ngdif", "method: needs one of ", "options (unlearn-run --help lists them); found 'ngdif'",
+     "did you mean ngdiff?"),
+    ("method/forget=npoo", "method/forget: needs one of none, ascent, npo, ", "found 'npoo'; did you mean npo?"),
     ("method/forgt=npo", "method/forgt: no such group", "did you mean method/forget?"),
     ("logger=null", "logger: needs one of none, wandb; found null"),
     ("+optimizer=sgd", "+optimizer=sgd: is chosen without +"),
@@ -150,7 +152,7 @@ FILES = {
                       "hydra/launcher=joblib on the command line"]),
         ("nogroup", ["defaults: no such group method/forgt"]),
         ("relative", ["defaults: no such group experiment/method; did you mean /method?"]),
-        ("nooption", ["defaults: method: needs one of finetune, "]),
+        ("nooption", ["defaults: method: needs one of "]),
         ("twice", ["defaults: write `override /method: npo`"]),
         ("nested", ["experiment/nooption.yaml: defaults: method: needs", "experiment/missing.yaml: no such file"]),
         ("header", ["the first line must be `# @package _global_`"]),
@@ -184,7 +186,7 @@ def test_faults_in_files_of_other_kinds(tmp_path: Path) -> None:
 def test_every_element_of_a_sweep_is_checked() -> None:
     texts = ["seed=0,1,x", "method=ngdiff,npo", "method.forget.beta=0.1", "trainer.epochs=range(0,2)"]
     beta, seed, epochs = sorted(faults(*texts, multirun=True))
-    assert "belongs to method/forget=npo [in the job " in beta
+    assert re.search(r"belongs to method/forget=npo, .* or \w+ \[in the job ", beta)
     assert "method=ngdiff" in beta
     assert seed == "seed: needs an integer, at least 0 and at most 2147483647; found 'x'"
     assert epochs == "trainer.epochs: needs an integer, at least 1; found 0"
@@ -312,7 +314,7 @@ def test_help_is_for_a_person(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert all(key in capsys.readouterr().out for key in ("scheduler.probe_batches",))
     write(tmp_path, "experiment/mine", f"{OVERLAY}# unlearn-run experiment=mine: a preset of my own\n")
     assert main(["--help", "--config-dir", str(tmp_path)]) == 0
-    assert "mine                  a preset of my own" in capsys.readouterr().out
+    assert "mine                   a preset of my own" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("argv", "code"), [(["--help"], 0), (["trainer.epochs=0", "scheduler=autlr"], 2)])

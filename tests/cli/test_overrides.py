@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,15 @@ from unlearn.objectives.forget import NPO, Ascent
 from unlearn.schedulers.autolr import AutoLR
 from unlearn.schedulers.schedules import Constant, Cosine
 
-PRESETS = {
+FEWEST = {
     "data": 1,
     "debug": 2,
     "experiment": 2,
     "logger": 2,
-    "method": 9,
+    "method": 53,
     "method/combine": 3,
     "model": 11,
-    "scheduler": 1,
+    "scheduler": 2,
     "suite": 2,
 }
 FILES = sorted(
@@ -56,17 +57,21 @@ def plain(tree: DictConfig) -> Any:
 
 
 def test_every_preset_is_found() -> None:
-    found = {group: sum(name.rpartition("/")[0] == group for name in FILES) for group in PRESETS}
-    assert found == PRESETS
-    assert len(FILES) == sum(PRESETS.values())
+    found = Counter(name.rpartition("/")[0] for name in FILES)
+    assert found.keys() == FEWEST.keys()
+    assert all(found[group] >= fewest for group, fewest in FEWEST.items())
 
 
 def together() -> list[list[str]]:
-    """Command lines that use every preset and every option at least once, one of each group at a time."""
+    """Command lines that use every option of every group at least once, one of each group at a time.
+
+    Presets of methods have a test of their own: there are many.
+    """
     groups: dict[str, list[str]] = {}
     for name in [*FILES, *OPTIONS]:
         group, _, option = name.rpartition("/")
         groups.setdefault(group, []).append(f"{group}={option}")
+    del groups["method"]
     return [[text for text in row if text is not None] for row in zip_longest(*groups.values())]
 
 
@@ -80,7 +85,9 @@ def test_every_preset_composes_as_hydra_composes_it(texts: list[str]) -> None:
     for part in ("method.forget", "method.combine", "scheduler", "optimizer"):
         assert OmegaConf.get_type(select(base.tree, part)) is OmegaConf.get_type(select(hydra, part))
     assert base.tree.hydra.runtime.choices == hydra.hydra.runtime.choices
-    check([*texts, "model.path=./weights"] if "model=custom" in texts else texts)
+    # Not every part of a method goes with every other one: test_method_checks.py.
+    sound = [text for text in texts if not text.startswith(("method/", "optimizer="))]
+    check([*sound, "model.path=./weights"] if "model=custom" in sound else sound)
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith(("experiment/", "debug/"))])

@@ -6,12 +6,12 @@ import dataclasses
 import math
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from unlearn.cli.keys import needs, show
+from unlearn.cli.method_checks import Idle, method_faults, method_idle, method_warnings
 from unlearn.config import RunConfig
 from unlearn.errors import UserError
-from unlearn.gradients.combine import Linear
 from unlearn.models.hub import looks_like_folder
 from unlearn.models.sources import TRAIN, choose
 from unlearn.schedulers.autolr import AutoLR
@@ -60,11 +60,12 @@ def cross_checks(cfg: RunConfig) -> list[str]:
         )
     if cfg.output_dir.startswith("~") or not cfg.output_dir.strip():
         faults.append(f"output_dir: needs a folder, written without ~; found {show(cfg.output_dir)}")
-    try:
-        choose(cfg, "")
-    except UserError as error:
-        faults += error.messages
-    return faults
+    for check in (lambda: choose(cfg, ""), cfg.optimizer.check):
+        try:
+            check()
+        except UserError as error:
+            faults += error.messages
+    return faults + method_faults(cfg)
 
 
 def folder_fault(key: str, folder: str) -> str | None:
@@ -78,18 +79,10 @@ def folder_fault(key: str, folder: str) -> str | None:
     return None
 
 
-class Idle(NamedTuple):
-    """A key that does nothing here, with the reason. It stands for all keys below it too; "logger." for those alone."""
-
-    key: str
-    when: bool
-    why: str
-
-
 def no_effect(cfg: RunConfig, touched: set[str] | frozenset[str]) -> list[str]:
     """Warnings, one line each: what the user set (`touched`, dotted keys) and has no effect, and odd combinations."""
     warned: dict[str, str] = {}
-    for key, when, why in [*_idle_training(cfg, touched), *_idle_elsewhere(cfg)]:
+    for key, when, why in [*_idle_training(cfg, touched), *method_idle(cfg, touched), *_idle_elsewhere(cfg)]:
         if when:
             for name in sorted(touched):
                 if name == key or name.startswith(f"{key.removesuffix('.')}."):
@@ -97,12 +90,18 @@ def no_effect(cfg: RunConfig, touched: set[str] | frozenset[str]) -> list[str]:
     return [*warned.values(), *_combinations(cfg)]
 
 
+def _trains(cfg: RunConfig) -> bool:
+    return bool(cfg.method.forget.active or cfg.method.retain.active)
+
+
 def _idle_training(cfg: RunConfig, touched: set[str] | frozenset[str]) -> list[Idle]:
     method, trainer = cfg.method, cfg.trainer
-    nothing_trained = not method.forget.active and not method.retain.active
+    nothing_trained = not _trains(cfg)
     why = "method/forget and method/retain are none: nothing is trained"
     steps = ("epochs", "max_steps", "batch_size", "micro_batch_size", "gradient_checkpointing", "clip_norm", "stop")
-    keys = ["scheduler", "optimizer", "method.combine", "data.anchor", *(f"trainer.{name}" for name in steps)]
+    stops = ("stop_forget_nll", "stop_forget_prob", "stop_retain_ratio", "params", "layers", "reference_on_host")
+    keys = ["scheduler", "optimizer", "model.adapter", "method.combine", "data.anchor", "data.requests"]
+    keys += [f"trainer.{name}" for name in (*steps, *stops)]
     micro = trainer.micro_batch_size
     return [
         *(Idle(key, nothing_trained, why) for key in keys),
@@ -115,7 +114,9 @@ def _idle_training(cfg: RunConfig, touched: set[str] | frozenset[str]) -> list[I
         Idle("data.anchor", not method.forget.active, "there is one objective only"),
         Idle("trainer.save_model", nothing_trained, why),
         Idle("model.lr", nothing_trained, why),
-        Idle("trainer.stop", trainer.stop == "holdout" and not method.forget.active, "method/forget=none"),
+        Idle(
+            "trainer.stop", trainer.stop in ("holdout", "reference") and not method.forget.active, "method/forget=none"
+        ),
         Idle(
             "scheduler.probe_batches",
             isinstance(cfg.scheduler, AutoLR) and cfg.scheduler.probe != "fresh",
@@ -144,22 +145,9 @@ def _idle_elsewhere(cfg: RunConfig) -> list[Idle]:
 
 
 def _combinations(cfg: RunConfig) -> list[str]:
-    forget, retain, combine = cfg.method.forget, cfg.method.retain, cfg.method.combine
-    lines: list[str] = []
-    if isinstance(combine, Linear) and combine.c == 1 and forget.active:
-        lines.append(f"method.forget={forget.name}: is not trained, because method.combine.c=1 gives it the weight 0")
-    if isinstance(combine, Linear) and combine.c == 0 and retain.active:
-        lines.append(f"method.retain={retain.name}: is not trained, because method.combine.c=0 gives it the weight 0")
-    if not isinstance(combine, Linear) and forget.active != retain.active:
-        missing, left = ("retain", "ascent") if forget.active else ("forget", "descent")
-        lines.append(f"method.combine={combine.name}: has one gradient only (method/{missing}=none): normalised {left}")
-    if not isinstance(combine, Linear) and retain.name == "kl" and forget.active:
-        lines.append(
-            f"method.combine={combine.name}: the gradient of retain=kl is zero at the start model, so its share of the "
-            "first step is rounding noise"
-        )
+    lines = method_warnings(cfg)
     lr = cfg.optimizer.lr
-    if cfg.trainer.precision == "bf16" and lr < ROUNDS_AWAY_BELOW and (forget.active or retain.active):
+    if cfg.trainer.precision == "bf16" and lr < ROUNDS_AWAY_BELOW and _trains(cfg):
         lines.append(
             f"trainer.precision=bf16: at optimizer.lr={lr:g} most updates round to nothing; "
             "bf16_mixed keeps fp32 master weights"

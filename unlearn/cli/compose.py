@@ -28,6 +28,9 @@ from omegaconf.errors import OmegaConfBaseException
 from unlearn.cli.keys import first_line, put, show
 from unlearn.config import GROUPS, conf_dir, register
 
+MANY = 25
+"""Options of a group from which on a fault names the nearest one only."""
+
 OVERLAYS = ("experiment", "debug")
 """Groups whose files set keys of the whole tree. What an experiment sets counts as set by the user."""
 
@@ -192,7 +195,10 @@ class Composer:
         hint = f"; did you mean {guess[0]}?" if guess else ""
         if group in ("hydra/launcher", "hydra/sweeper") and not guess:
             hint = f"; for {value} install its plugin, as in pip install hydra-{value}-{group.split('/')[1]}"
-        return f"{group}: needs one of {', '.join(options)}; found {show(value)}{hint}"
+        known = (
+            ", ".join(options) if len(options) <= MANY else f"{len(options)} options (unlearn-run --help lists them)"
+        )
+        return f"{group}: needs one of {known}; found {show(value)}{hint}"
 
 
 def keys_of(key: str, value: Any) -> list[str]:

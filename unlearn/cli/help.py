@@ -13,15 +13,25 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from unlearn.cli.keys import needs
+from unlearn.cli.presets import FAMILIES, comments_of, options_of, read_methods
 from unlearn.config import GROUPS, RunConfig, conf_dir
 from unlearn.setting import allowed
 
 WIDTH = 100
+INDENT = 27
+"""Column at which the phrases of options begin."""
+
+LONGEST_DEFAULT = 20
+"""In characters: the width that the column of defaults takes at most."""
+
+NAMES = ("AdamW", "Jensen-Shannon", "Nash", "Sophia", "Who's Harry Potter")
+"""Words that keep their capital where a sentence becomes a phrase."""
 
 COMMANDS = {
     "unlearn-run": "embedded model and data, runs anywhere",
     "unlearn-run method=npo": "another method",
     "unlearn-run method=ngdiff method/forget=npo": "any forget with any retain and any combine",
+    "unlearn-run method=npo model/adapter=lora": "train an adapter in place of the weights",
     "unlearn-run data=tofu model=llama-3.2-1b-instruct": "published TOFU and its target, on a GPU",
     "unlearn-run data.source=./tofu model.path=./my-model": "data and weights from folders",
     "unlearn-run -m method=ngdiff,npo seed=0,1,2": "a sweep: one run for each combination",
@@ -32,7 +42,7 @@ COMMANDS = {
 }
 
 GROUP_PHRASES = {
-    "method": "what makes the model forget: three choices under one name",
+    "method": "what makes the model forget: the three choices below under one name",
     "method/forget": "objective on the rows to forget",
     "method/retain": "objective on the rows to keep",
     "method/combine": "how the two gradients become one update",
@@ -40,6 +50,7 @@ GROUP_PHRASES = {
     "optimizer": "",
     "data": "",
     "model": "",
+    "model/adapter": "train the weights themselves, or small matrices beside them",
     "suite": "what is measured before and after",
     "logger": "",
     "experiment": "many settings under one name",
@@ -110,23 +121,32 @@ def _groups(folders: list[Path]) -> str:
     defaults = _defaults()
     blocks = []
     for group, phrase in GROUP_PHRASES.items():
+        families = _method_families(folders) if group == "method" else {"": options(group, folders)}
         lines = [f"  {group}" + (f": {phrase}" if phrase else "")]
-        for option, meaning in options(group, folders).items():
-            mark = "*" if defaults.get(group) == option else " "
-            lines.append(_wrapped(f"  {mark} {option:<22}", meaning))
+        for heading, members in families.items():
+            lines += [f"    {heading}:"] if heading else []
+            left = "     " if heading else "  "
+            for option, meaning in members.items():
+                mark = "*" if defaults.get(group) == option else " "
+                lines.append(_wrapped(f"{left}{mark} {option:<{INDENT - len(left) - 2}}", meaning))
         blocks.append("\n".join(lines) if len(lines) > 1 else "")
     return "\n".join(block for block in blocks if block)
 
 
+def _method_families(folders: list[Path]) -> dict[str, dict[str, str]]:
+    """The presets of methods with their phrases, by the heading of their kind."""
+    presets = {preset.name: preset for folder in folders for preset in read_methods(folder)}
+    return {
+        heading: {name: preset.phrase for name, preset in presets.items() if preset.family == family}
+        for family, heading in FAMILIES.items()
+    }
+
+
 def options(group: str, folders: list[Path]) -> dict[str, str]:
     """Options of a group with a phrase each: the docstring of a dataclass, the first comment of a file."""
-    found = {name: _first_sentence(node) for name, node in GROUPS.get(group, {}).items()}
-    for folder in folders:
-        for file in sorted((folder / group).glob("*.yaml")):
-            lines = file.read_text(encoding="utf-8").splitlines()
-            comments = [line for line in lines[:2] if line.startswith("#") and not line.startswith("# @")]
-            found[file.stem] = comments[0].partition(": ")[2] if comments else ""
-    return found
+    found = {name: first_sentence(node) for name, node in GROUPS.get(group, {}).items()}
+    files = [file for folder in folders for file in sorted((folder / group).glob("*.yaml"))]
+    return found | {file.stem: comments_of(file)[0] for file in files}
 
 
 def _defaults() -> dict[str, str]:
@@ -138,20 +158,15 @@ def _defaults() -> dict[str, str]:
 def _defaults_of(file: str, folder: str) -> dict[str, str]:
     content = OmegaConf.to_container(OmegaConf.load(conf_dir() / file))
     assert isinstance(content, dict)
-    chosen: dict[str, str] = {}
-    for entry in content["defaults"]:
-        for name, option in entry.items() if isinstance(entry, dict) else ():
-            group = name.removeprefix("override ").lstrip("/").partition("@")[0]
-            chosen[group if name.startswith("override ") else f"{folder}{group}"] = str(option)
-    return chosen
+    return options_of(content["defaults"], folder)
 
 
 def _all_rows(types: bool = True) -> Iterator[Row]:
-    yield from _rows(RunConfig, "", types)
+    yield from rows_of(RunConfig, "", types)
     for group, nodes in GROUPS.items():
         shown: set[str] = set()
         for node in nodes.values():
-            for row in _rows(node, f"{group.replace('/', '.')}.", types):
+            for row in rows_of(node, f"{group.replace('/', '.')}.", types):
                 if row.key not in shown:
                     owners = [name for name, other in nodes.items() if row.key.rpartition(".")[2] in _names(other)]
                     only = "" if len(owners) == len(nodes) else f" [{', '.join(owners)}]"
@@ -163,11 +178,12 @@ def _names(node: Any) -> set[str]:
     return {item.name for item in dataclasses.fields(node)}
 
 
-def _rows(owner: Any, prefix: str, types: bool) -> Iterator[Row]:
+def rows_of(owner: Any, prefix: str, types: bool = True) -> Iterator[Row]:
+    """The settings of a dataclass with their defaults and meanings, the ranges in words (`types`: with the types)."""
     hints = typing.get_type_hints(owner)
     for item in dataclasses.fields(owner):
         if dataclasses.is_dataclass(hints[item.name]):
-            yield from _rows(hints[item.name], f"{prefix}{item.name}.", types)
+            yield from rows_of(hints[item.name], f"{prefix}{item.name}.", types)
         elif "help" in item.metadata:
             made = item.default_factory
             default = item.default if made is dataclasses.MISSING else made()
@@ -178,24 +194,26 @@ def _rows(owner: Any, prefix: str, types: bool) -> Iterator[Row]:
 def _shown(default: Any) -> str:
     words = {None: "null", True: "true", False: "false", "": '""', "???": ""}
     if default is None or isinstance(default, (bool, str)):
-        return str(words.get(default, str(default).removeprefix("${").removesuffix("}")))
+        product = re.sub(r"\$\{times:(.+),(.+)\}", r"\1 x \2", str(default))
+        return str(words.get(default, re.sub(r"\$\{([\w.]+)\}", r"\1", product)))
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _columns(rows: list[Row]) -> str:
     wide = max(len(row.key) for row in rows) + 2
-    middle = max(len(row.default) for row in rows)
-    middle = middle + 2 if middle else 0
-    return "\n".join(_wrapped(f"  {row.key:<{wide}}{row.default:<{middle}}", row.meaning) for row in rows)
+    # A default that is longer pushes its own line only.
+    middle = max(len(row.default) for row in rows if len(row.default) <= LONGEST_DEFAULT)
+    gap = "  " if middle else ""
+    return "\n".join(_wrapped(f"  {row.key:<{wide}}{row.default:<{middle}}{gap}", row.meaning) for row in rows)
 
 
 def _wrapped(left: str, text: str) -> str:
-    lines = textwrap.wrap(text, WIDTH - len(left)) or [""]
+    lines = textwrap.wrap(text, WIDTH - len(left), break_on_hyphens=False) or [""]
     return "\n".join([f"{left}{lines[0]}".rstrip(), *(" " * len(left) + line for line in lines[1:])])
 
 
-def _first_sentence(node: Any) -> str:
+def first_sentence(node: Any) -> str:
     text = " ".join((node.__doc__ or "").split("\n\n")[0].split())
     text = re.sub(r" \([^()]*\d{4}\.\d{5}\)", "", text).partition(". ")[0].removesuffix(".")
     is_word = text[1:2].islower() or text[1:2] == " "
-    return text[:1].lower() + text[1:] if is_word and not text.startswith("AdamW") else text
+    return text[:1].lower() + text[1:] if is_word and not text.startswith(NAMES) else text

@@ -33,7 +33,6 @@ ALIASES = {
     "bf16": "trainer.precision",
     "warmup_ratio": "scheduler.warmup",
     "warmup_steps": "scheduler.warmup",
-    "alpha": "method.combine.c",
     "model_name_or_path": "model.path",
     "pretrained_model_name_or_path": "model.path",
     "attn_implementation": "model.attention",
@@ -124,7 +123,7 @@ def unknown(tree: DictConfig, key: str) -> str:
     parent_key = key.rpartition(".")[0]
     siblings = select(tree, parent_key) if parent_key else None
     parts = [f"{key}: no such key"]
-    if isinstance(siblings, DictConfig) and len(siblings) <= 12:
+    if isinstance(siblings, DictConfig) and len(siblings) <= 20:
         names = [str(name) for name in siblings if name != "name"]
         parts.append(f"{parent_key} has {', '.join(names) or 'no settings'}")
     guess = nearest(tree, key)
@@ -175,7 +174,10 @@ def _option_settings() -> list[tuple[str, str]]:
 
 
 def _owner(key: str) -> str:
-    return " or ".join(option for setting_key, option in _option_settings() if setting_key == key)
+    """The options that have a setting, in one word: method/forget=npo, simnpo or dpo."""
+    owners = [option for setting_key, option in _option_settings() if setting_key == key]
+    names = [option.partition("=")[2] for option in owners[1:]]
+    return " or ".join([", ".join([*owners[:1], *names[:-1]]), *names[-1:]])
 
 
 def leaves(tree: DictConfig, prefix: str = "") -> list[str]:
