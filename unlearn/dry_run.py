@@ -44,7 +44,11 @@ def _data(prepared: Prepared) -> list[str]:
 
 def _models(prepared: Prepared) -> list[str]:
     cached = plan.cached_stages(prepared)
-    lines = [f"model      {prepared.cfg.model.name}, {prepared.size.parameters:,} parameters, on {prepared.device}"]
+    size, adapter = prepared.size, prepared.cfg.model.adapter.name
+    lines = [f"model      {prepared.cfg.model.name}, {size.parameters:,} parameters, on {prepared.device}"]
+    if prepared.trains:
+        whose = f" of the {size.adapter:,} of adapter {adapter}" if size.adapter else ""
+        lines.append(f"           trained: {size.trainable:,} parameters{whose}")
     for role, source in (("target", prepared.sources.target), ("reference", prepared.sources.reference)):
         if source is None:
             what = f"none ({prepared.sources.reason})"
@@ -68,6 +72,8 @@ def _steps(prepared: Prepared) -> list[str]:
         else f"{pairs.n_anchor} {pairs.anchor} rows / {trainer.batch_size} per step -> {pairs.steps_per_epoch} steps "
         f"per epoch x {trainer.epochs} epochs = {steps} optimizer steps"
     )
+    if pairs.requests > 1:
+        how += f", for {pairs.requests} removal requests one after the other"
     lines = [
         f"steps      {how}",
         f"           each step: up to {trainer.batch_size} rows of each kind in micro-batches of {micro}; "

@@ -48,6 +48,7 @@ class Recorder:
             "labels": prepared.benchmark.labels,
             "steps": 0,
             "stop": None,
+            "requests": [],
             "weights": None,
         }
         self._run: dict[str, Any] = {

@@ -162,7 +162,7 @@ def test_terminal_shows_the_numbers_and_the_places(tmp_path: Path, width: int) -
     assert "ngdiff_auto on tofu forget10, model tiny" in unwrapped
     assert "over-forgotten" in unwrapped
     assert "Stopped at step 32: forget loss 3.41 reached the holdout's 3.38." in unwrapped
-    assert "The weights moved by 1.23% of their norm; 45 of 45 tensors changed." in unwrapped
+    assert "The trained weights moved by 1.23% of their norm; 45 of 45 tensors changed." in unwrapped
     for path in ("report.html", "results.json", "metrics.jsonl", "records", "config.yaml"):
         assert str(run_dir / path) in text.splitlines()[-1] or f"{run_dir / path}\n" in text
     assert f"wandb sync {run_dir / 'wandb' / 'offline-run-1-abc'}" in text

@@ -304,13 +304,18 @@ def _note(row: Row, numbers: Mapping[str, int]) -> str:
 
 
 def ending(results: Mapping[str, Any]) -> list[str]:
-    """Why the run stopped and how far the weights moved, one sentence each."""
+    """Why the run stopped, what became of each removal request, and how far the weights moved, one sentence each."""
     lines = []
     if stop := results.get("stop"):
         lines.append(f"Stopped at step {stop['step']}: {stop['reason']}.")
+    lines += [
+        f"After removal request {done['request']} the {done['rows']} rows asked for until then had a mean probability "
+        f"of {done['prob']:.3f}."
+        for done in results.get("requests") or ()
+    ]
     if weights := results.get("weights"):
         lines.append(
-            f"The weights moved by {weights['relative_l2']:.2%} of their norm; "
+            f"The trained weights moved by {weights['relative_l2']:.2%} of their norm; "
             f"{weights['changed_tensors']} of {weights['tensors']} tensors changed."
         )
     return lines

@@ -94,6 +94,8 @@ class Unlearning:
         cfg = self.cfg
         weights = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
         start = self._start_model()
+        # All of them now: what they compare with is the start model's.
+        rules = [self._stop_rules(request) for request in range(self.feed.pairs.requests)]
         if cfg.trainer.gradient_checkpointing:
             checkpointing(self.model, on=True)
         requests: list[dict[str, Any]] = []
@@ -102,7 +104,6 @@ class Unlearning:
             bar = bars.add_task("unlearning", total=self.feed.pairs.total, note="")
             for request in range(self.feed.pairs.requests):
                 optimizer, probe = self._optimizer()
-                rules = self._stop_rules(request)
                 self.model.train()
                 stop = None
                 for step in self.feed.pairs.steps_of(request):
@@ -111,7 +112,7 @@ class Unlearning:
                     self.on_step(line)
                     bars.update(bar, advance=1, note=note(line))
                     epoch_over = self.feed.pairs.epoch_of(step).is_integer()
-                    reasons = [rule.reached(line, epoch_over) for rule in rules]
+                    reasons = [rule.reached(line, epoch_over) for rule in rules[request]]
                     if reason := next(filter(None, reasons), None):
                         stop = Stop(step + 1, reason)
                         break
@@ -260,7 +261,7 @@ class Unlearning:
         return start
 
     def _stop_rules(self, request: int) -> list[StopRule]:
-        """The rules that this run asked for, with what they compare to measured now."""
+        """The rules that end a request early, with what they compare with measured now."""
         cfg, trainer, pairs = self.cfg, self.cfg.trainer, self.feed.pairs
         rules: list[StopRule] = []
         window = math.ceil(len(pairs.rows_of(request)) / trainer.batch_size)
