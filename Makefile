@@ -15,7 +15,7 @@ install: .venv/installed ## create .venv with the package and its tested depende
 .venv/installed: pyproject.toml constraints.txt
 	@echo "Installing into .venv (some minutes) ..."
 	@$(PYTHON) -m venv .venv
-	@.venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@.venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,quantization]'
 	@touch $@
 
 run: install ## unlearn on the embedded model and data, then report: the first run trains the model

@@ -140,9 +140,13 @@ class MethodConfig:
     combine: Any = MISSING
     gamma: float = setting(1.0, "coefficient of the forget loss", above=0)
     alpha: float = setting(1.0, "coefficient of the retain loss", above=0)
-    lr_scale: float = setting(1.0, "published learning rate of the method, as a multiple of the model's", above=0)
+    lr_scale: float = setting(
+        1.0, "published learning rate as a multiple of the model's; 1 where none is known", above=0
+    )
     alternates: str | None = setting(
-        None, "other answers to the forget rows: refusals, shuffled (of other rows), a column of the data, or a file"
+        None,
+        "other answers to the rows: refusals, shuffled (of other forget rows), retained (of rows to keep), "
+        "perturbed_answer (the data's own column), or a JSON-lines file",
     )
     sam_rho: float | None = setting(
         None, "sharpness-aware: forget gradient at the worst point within this distance", above=0
@@ -151,6 +155,11 @@ class MethodConfig:
         None, "only weights whose gradient exceeds the mean by this many standard deviations move"
     )
     separate_states: bool = setting(False, "an optimizer state for each of the two gradients (DualOptim)")
+
+    @property
+    def sides(self) -> frozenset[str]:
+        """Which objectives take part in the steps: "forget", "retain", both, or none where nothing is trained."""
+        return frozenset(side for side in ("forget", "retain") if getattr(self, side).active)
 
 
 @dataclass
@@ -181,7 +190,7 @@ class TrainerConfig:
     )
     params: str = setting("auto", "regex of the parameters that are trained; auto: all, or those the method names")
     layers: str | None = setting(None, "decoder layers that are trained, as in 5-7; null: all")
-    reference_on_host: bool = setting(False, "keep the frozen copy of the start model in host memory")
+    start_model_on_host: bool = setting(False, "keep the frozen copy of the start model in host memory")
     device: str = setting(
         "auto", "cuda, mps or cpu; auto takes the first there is", choices=("auto", "cuda", "mps", "cpu")
     )

@@ -15,7 +15,7 @@ import pytest
 from tests.cli.composing import config, faults, read_conf_once, write
 from unlearn.cli.main import main
 from unlearn.cli.overrides import check
-from unlearn.config import RunConfig
+from unlearn.config import GROUPS, RunConfig
 from unlearn.errors import Diverged, UserError
 
 __all__ = ["read_conf_once"]
@@ -310,11 +310,17 @@ def test_help_is_for_a_person(capsys: pytest.CaptureFixture[str], tmp_path: Path
                  "dry_run=true", "outputs/", "* autolr ", "4 the run diverged", "debug\n    smoke "):  # fmt: skip
         assert word in page
     assert "hydra.cc" not in page
+    assert len(page.splitlines()) < 220
+    # Parts of a method by name only; what they are is told by `--help all`.
+    assert re.search(r"^  method/combine: .*\n    linear, \*ngdiff, ngdiff_adam, ", page, re.MULTILINE)
     assert main(["--help", "all"]) == 0
-    assert all(key in capsys.readouterr().out for key in ("scheduler.probe_batches",))
+    whole = capsys.readouterr().out
+    assert "scheduler.probe_batches" in whole
+    for group in ("method/forget", "method/retain", "method/combine"):
+        assert all(re.search(rf"^  [* ] {name} +\S", whole, re.MULTILINE) for name in GROUPS[group])
     write(tmp_path, "experiment/mine", f"{OVERLAY}# unlearn-run experiment=mine: a preset of my own\n")
     assert main(["--help", "--config-dir", str(tmp_path)]) == 0
-    assert "mine                   a preset of my own" in capsys.readouterr().out
+    assert "mine                   A preset of my own" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("argv", "code"), [(["--help"], 0), (["trainer.epochs=0", "scheduler=autlr"], 2)])

@@ -67,7 +67,7 @@ def test_help_and_docs_know_of_it(registered: type[Objective], tmp_path: Path) -
     name = registered().name
     write(tmp_path, f"method/{name}", PRESET)
     phrase = PRESET.splitlines()[0].partition(": ")[2]
-    assert re.search(rf"^ +{name} +{phrase}$", help_page(str(tmp_path)), re.MULTILINE)
+    assert re.search(rf"^ +{name} +{phrase[:1].upper() + phrase[1:]}$", help_page(str(tmp_path)), re.MULTILINE)
     assert f"### `{name}`\n" in methods_page()
 
 

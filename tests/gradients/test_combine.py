@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 # The arithmetic stands in the row.
 VALUES = [
-    Row(Linear(c=0.25), RETAIN, AGAINST, (0.25, 0.75)),
+    Row(Linear(), RETAIN, AGAINST, (1, 1)),
     Row(NGDiff(), RETAIN, (0.0, -100.0), (1 / 5, 1 / 100)),
     Row(NGDiff(retain_weight=2), RETAIN, (0.0, -100.0), (2 / 5, 1 / 100)),
     Row(NGDiff(), ZERO, AGAINST, (0, 1 / 10)),

@@ -12,8 +12,7 @@ from unlearn.gradients.combine import IMTLG, MGDA, AlignedMTL, CombineRule, Line
 # torchjd's aggregator, ours, and ours divided by torchjd's. torchjd's Aligned-MTL takes the mean where the paper sums;
 # ConFIG of two gradients is the vector with equal cosines to both, at a length of its own.
 SAME: list[tuple[jd.Aggregator, CombineRule, float | None]] = [
-    (jd.Mean(), Linear(c=0.5), 1),
-    (jd.Constant(torch.tensor([0.3, 0.7], dtype=torch.float64)), Linear(c=0.3), 1),
+    (jd.Sum(), Linear(), 1),
     (jd.IMTLG(), IMTLG(), 1),
     (jd.MGDA(epsilon=1e-12, max_iters=1000), MGDA(), 1),
     (jd.PCGrad(), PCGrad(), 1),

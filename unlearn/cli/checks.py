@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from unlearn.cli.keys import needs, show
-from unlearn.cli.method_checks import Idle, method_faults, method_idle, method_warnings
+from unlearn.cli.method_checks import method_faults
+from unlearn.cli.method_warnings import Idle, method_idle, method_warnings
 from unlearn.config import RunConfig
 from unlearn.errors import UserError
 from unlearn.models.hub import looks_like_folder
@@ -60,7 +61,7 @@ def cross_checks(cfg: RunConfig) -> list[str]:
         )
     if cfg.output_dir.startswith("~") or not cfg.output_dir.strip():
         faults.append(f"output_dir: needs a folder, written without ~; found {show(cfg.output_dir)}")
-    for check in (lambda: choose(cfg, ""), cfg.optimizer.check):
+    for check in (lambda: choose(cfg, ""), cfg.optimizer.check, cfg.model.adapter.check):
         try:
             check()
         except UserError as error:
@@ -90,16 +91,12 @@ def no_effect(cfg: RunConfig, touched: set[str] | frozenset[str]) -> list[str]:
     return [*warned.values(), *_combinations(cfg)]
 
 
-def _trains(cfg: RunConfig) -> bool:
-    return bool(cfg.method.forget.active or cfg.method.retain.active)
-
-
 def _idle_training(cfg: RunConfig, touched: set[str] | frozenset[str]) -> list[Idle]:
     method, trainer = cfg.method, cfg.trainer
-    nothing_trained = not _trains(cfg)
+    nothing_trained = not method.sides
     why = "method/forget and method/retain are none: nothing is trained"
     steps = ("epochs", "max_steps", "batch_size", "micro_batch_size", "gradient_checkpointing", "clip_norm", "stop")
-    stops = ("stop_forget_nll", "stop_forget_prob", "stop_retain_ratio", "params", "layers", "reference_on_host")
+    stops = ("stop_forget_nll", "stop_forget_prob", "stop_retain_ratio", "params", "layers", "start_model_on_host")
     keys = ["scheduler", "optimizer", "model.adapter", "method.combine", "data.anchor", "data.requests"]
     keys += [f"trainer.{name}" for name in (*steps, *stops)]
     micro = trainer.micro_batch_size
@@ -111,11 +108,13 @@ def _idle_training(cfg: RunConfig, touched: set[str] | frozenset[str]) -> list[I
             micro is not None and micro > trainer.batch_size,
             f"trainer.batch_size={trainer.batch_size} is smaller",
         ),
-        Idle("data.anchor", not method.forget.active, "there is one objective only"),
+        Idle("data.anchor", "forget" not in method.sides, "there is one objective only"),
         Idle("trainer.save_model", nothing_trained, why),
         Idle("model.lr", nothing_trained, why),
         Idle(
-            "trainer.stop", trainer.stop in ("holdout", "reference") and not method.forget.active, "method/forget=none"
+            "trainer.stop",
+            trainer.stop in ("holdout", "reference") and "forget" not in method.sides,
+            "method/forget=none",
         ),
         Idle(
             "scheduler.probe_batches",
@@ -147,7 +146,9 @@ def _idle_elsewhere(cfg: RunConfig) -> list[Idle]:
 def _combinations(cfg: RunConfig) -> list[str]:
     lines = method_warnings(cfg)
     lr = cfg.optimizer.lr
-    if cfg.trainer.precision == "bf16" and lr < ROUNDS_AWAY_BELOW and _trains(cfg):
+    # The parameters of an adapter are in fp32 whatever the precision of the model.
+    in_bf16 = cfg.trainer.precision == "bf16" and cfg.model.adapter.name == "none"
+    if in_bf16 and lr < ROUNDS_AWAY_BELOW and cfg.method.sides:
         lines.append(
             f"trainer.precision=bf16: at optimizer.lr={lr:g} most updates round to nothing; "
             "bf16_mixed keeps fp32 master weights"

@@ -7,6 +7,7 @@ import re
 import textwrap
 import typing
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +25,6 @@ INDENT = 27
 LONGEST_DEFAULT = 20
 """In characters: the width that the column of defaults takes at most."""
 
-NAMES = ("AdamW", "Jensen-Shannon", "Nash", "Sophia", "Who's Harry Potter")
-"""Words that keep their capital where a sentence becomes a phrase."""
-
 COMMANDS = {
     "unlearn-run": "embedded model and data, runs anywhere",
     "unlearn-run method=npo": "another method",
@@ -38,7 +36,7 @@ COMMANDS = {
     "unlearn-run ... dry_run=true": "print the plan, sizes and memory, and end",
     "unlearn-run --config-dir DIR experiment=NAME": "presets of your own, from DIR/experiment",
     "unlearn-run --cfg job": "print the composed settings and end",
-    "unlearn-run --help all": "every setting",
+    "unlearn-run --help all": "every part of a method and every setting",
 }
 
 GROUP_PHRASES = {
@@ -56,6 +54,9 @@ GROUP_PHRASES = {
     "experiment": "many settings under one name",
     "debug": "",
 }
+
+NAMES_ONLY = ("method/forget", "method/retain", "method/combine")
+"""Groups of many options, each of which has a line in `--help all`."""
 
 MOST_USED = (
     "model.path",
@@ -96,7 +97,7 @@ class Row(NamedTuple):
 
 def page(config_dir: str | None = None) -> str:
     """The help page; a folder given with --config-dir adds its own presets."""
-    folders = [conf_dir(), *([Path(config_dir)] if config_dir else [])]
+    folders = _folders(config_dir)
     commands = _columns([Row(command, "", phrase) for command, phrase in COMMANDS.items()])
     rows = {row.key: row for row in _all_rows(types=False)}
     parts = [
@@ -112,43 +113,71 @@ def page(config_dir: str | None = None) -> str:
     return "\n\n".join(parts)
 
 
-def everything() -> str:
-    """Every key with its default, meaning and range."""
-    return _columns(list(_all_rows()))
+def everything(config_dir: str | None = None) -> str:
+    """Every part of a method with what it is, and every key with its default, meaning and range."""
+    parts = "\n".join(_group(group, {"": options(group, _folders(config_dir))}) for group in NAMES_ONLY)
+    return f"Parts of a method (* is the default)\n{parts}\n\nSettings\n{_columns(list(_all_rows()))}"
+
+
+def _folders(config_dir: str | None) -> list[Path]:
+    return [conf_dir(), *([Path(config_dir)] if config_dir else [])]
 
 
 def _groups(folders: list[Path]) -> str:
-    defaults = _defaults()
     blocks = []
-    for group, phrase in GROUP_PHRASES.items():
+    for group in GROUP_PHRASES:
         families = _method_families(folders) if group == "method" else {"": options(group, folders)}
-        lines = [f"  {group}" + (f": {phrase}" if phrase else "")]
-        for heading, members in families.items():
-            lines += [f"    {heading}:"] if heading else []
-            left = "     " if heading else "  "
-            for option, meaning in members.items():
-                mark = "*" if defaults.get(group) == option else " "
-                lines.append(_wrapped(f"{left}{mark} {option:<{INDENT - len(left) - 2}}", meaning))
-        blocks.append("\n".join(lines) if len(lines) > 1 else "")
-    return "\n".join(block for block in blocks if block)
+        if any(families.values()):
+            blocks.append(_names(group, families[""]) if group in NAMES_ONLY else _group(group, families))
+    return "\n".join(blocks)
+
+
+def _group(group: str, families: dict[str, dict[str, str]]) -> str:
+    """A group with a line for each of its options, under the headings of their kinds."""
+    default, lines = _defaults().get(group), [_title(group)]
+    for heading, members in families.items():
+        lines += [f"    {heading}:"] if heading else []
+        left = "     " if heading else "  "
+        for option, meaning in members.items():
+            mark = "*" if default == option else " "
+            lines.append(_wrapped(f"{left}{mark} {option:<{INDENT - len(left) - 2}}", meaning))
+    return "\n".join(lines)
+
+
+def _names(group: str, members: dict[str, str]) -> str:
+    default = _defaults().get(group)
+    names = ", ".join(f"*{option}" if default == option else option for option in members)
+    return f"{_title(group)}\n{_wrapped('    ', names)}"
+
+
+def _title(group: str) -> str:
+    phrase = GROUP_PHRASES[group]
+    return f"  {group}" + (f": {phrase}" if phrase else "")
 
 
 def _method_families(folders: list[Path]) -> dict[str, dict[str, str]]:
     """The presets of methods with their phrases, by the heading of their kind."""
     presets = {preset.name: preset for folder in folders for preset in read_methods(folder)}
     return {
-        heading: {name: preset.phrase for name, preset in presets.items() if preset.family == family}
+        heading: {name: _sentence(preset.phrase) for name, preset in presets.items() if preset.family == family}
         for family, heading in FAMILIES.items()
     }
 
 
 def options(group: str, folders: list[Path]) -> dict[str, str]:
-    """Options of a group with a phrase each: the docstring of a dataclass, the first comment of a file."""
+    """Options of a group with a sentence each: the docstring of a dataclass, the first comment of a file."""
     found = {name: first_sentence(node) for name, node in GROUPS.get(group, {}).items()}
     files = [file for folder in folders for file in sorted((folder / group).glob("*.yaml"))]
-    return found | {file.stem: comments_of(file)[0] for file in files}
+    return found | {file.stem: _sentence(comments_of(file)[0]) for file in files}
 
 
+def _sentence(phrase: str) -> str:
+    """A phrase with a capital; a sign that only looks like a word, as in f-divergence, keeps its own."""
+    is_word = phrase[1:2].isalpha() or phrase[1:2] == " "
+    return phrase[:1].upper() + phrase[1:] if is_word else phrase
+
+
+@lru_cache
 def _defaults() -> dict[str, str]:
     """The option that each group has when nothing is chosen."""
     chosen = _defaults_of("run.yaml", "")
@@ -168,13 +197,13 @@ def _all_rows(types: bool = True) -> Iterator[Row]:
         for node in nodes.values():
             for row in rows_of(node, f"{group.replace('/', '.')}.", types):
                 if row.key not in shown:
-                    owners = [name for name, other in nodes.items() if row.key.rpartition(".")[2] in _names(other)]
+                    owners = [name for name, other in nodes.items() if row.key.rpartition(".")[2] in _fields(other)]
                     only = "" if len(owners) == len(nodes) else f" [{', '.join(owners)}]"
                     shown.add(row.key)
                     yield row._replace(meaning=row.meaning + only)
 
 
-def _names(node: Any) -> set[str]:
+def _fields(node: Any) -> set[str]:
     return {item.name for item in dataclasses.fields(node)}
 
 
@@ -214,6 +243,4 @@ def _wrapped(left: str, text: str) -> str:
 
 def first_sentence(node: Any) -> str:
     text = " ".join((node.__doc__ or "").split("\n\n")[0].split())
-    text = re.sub(r" \([^()]*\d{4}\.\d{5}\)", "", text).partition(". ")[0].removesuffix(".")
-    is_word = text[1:2].islower() or text[1:2] == " "
-    return text[:1].lower() + text[1:] if is_word and not text.startswith(NAMES) else text
+    return re.sub(r" \([^()]*\d{4}\.\d{5}\)", "", text).partition(". ")[0].removesuffix(".")

@@ -69,7 +69,7 @@ def _main(argv: list[str]) -> int:
     if flags.help:
         from unlearn.cli.help import everything, page
 
-        print(everything() if "all" in flags.overrides else page(flags.config_dir))
+        print(everything(flags.config_dir) if "all" in flags.overrides else page(flags.config_dir))
         return OK
     if flags.hydra_help or flags.shell_completion:
         return _hydra(lambda composed: None, flags)

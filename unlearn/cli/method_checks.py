@@ -1,4 +1,4 @@
-"""Checks of a method as a whole: objectives, rule, optimizer and stop that cannot go together, or need not.
+"""Checks of a method as a whole: objectives, rule, optimizer, stop and requests that cannot go together.
 
 All of it is read off what the parts declare of themselves (`needs`, `zero_at_start`, `metric`, ...), so that a new
 objective or rule is judged without being named here.
@@ -6,57 +6,43 @@ objective or rule is judged without being named here.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from pathlib import Path
 
 from unlearn.cli.keys import show
 from unlearn.config import MethodConfig, RunConfig
 from unlearn.errors import UserError
-from unlearn.gradients.combine import CombineRule, Gram, Linear, Losses, RuleState, Weights
+from unlearn.gradients.combine import CombineRule, Gram, Losses, RuleState, Weights
 from unlearn.models.sources import choose
-from unlearn.objectives.objective import Objective
-from unlearn.schedulers.autolr import AutoLR
-from unlearn.training.optimizer import conflicts
+from unlearn.training.optimizer import OPTIMIZERS, OptimizerConfig
 
-
-class Idle(NamedTuple):
-    """A key that does nothing here, with the reason. It stands for all keys below it too; "logger." for those alone."""
-
-    key: str
-    when: bool
-    why: str
+ALTERNATES = ("refusals", "shuffled", "retained", "perturbed_answer")
+"""Values of method.alternates that are no file."""
 
 
 def method_faults(cfg: RunConfig) -> list[str]:
     """Parts of a method that make no sense together, one line each."""
-    faults = [*_alternates(cfg.method), *_layers(cfg.method), *_loss_ratios(cfg.method), *_one_sided(cfg.method)]
-    return [*faults, *_negation(cfg), *conflicts(cfg.optimizer, cfg.method), *_stops(cfg)]
+    faults = [*_alternates(cfg.method), *_loss_ratios(cfg.method), *_one_sided(cfg.method), *_negation(cfg)]
+    return [*faults, *conflicts(cfg.optimizer, cfg.method), *_stops(cfg), *_requests(cfg)]
 
 
 def _alternates(method: MethodConfig) -> list[str]:
-    if method.alternates is not None:
+    takers = [side for side in ("forget", "retain") if "alternates" in getattr(method, side).needs]
+    if not takers or method.alternates in ALTERNATES:
         return []
-    return [
-        f"method.alternates: needs refusals, shuffled, a column as perturbed_answer or a file, because method/{side}="
-        f"{part.name} takes another answer to the same question; found null"
-        for side, part in (("forget", method.forget), ("retain", method.retain))
-        if "alternates" in part.needs
-    ][:1]
-
-
-def _layers(method: MethodConfig) -> list[str]:
-    if not all("hidden" in part.needs for part in (method.forget, method.retain)):
+    line = f"method.alternates: needs {', '.join(ALTERNATES)} or a JSON-lines file"
+    if method.alternates is None:
+        part = getattr(method, takers[0])
+        why = f"because method/{takers[0]}={part.name} takes another answer to the same question"
+        return [f"{line}, {why}; found null"]
+    path = Path(method.alternates).expanduser()
+    if path.is_file():
         return []
-    if method.forget.layer == method.retain.layer:
-        return []
-    return [
-        f"method.retain.layer: needs the layer that method/forget={method.forget.name} steers "
-        f"(method.forget.layer={show(method.forget.layer)}); found {show(method.retain.layer)}"
-    ]
+    return [f"{line}; found {show(method.alternates)}, which is {'a folder' if path.is_dir() else 'no file'}"]
 
 
 def _loss_ratios(method: MethodConfig) -> list[str]:
     rule = method.combine
-    if rule.losses not in ("sizes", "logs") or not (method.forget.active or method.retain.active):
+    if rule.losses not in ("sizes", "logs") or not method.sides:
         return []
     faults, another = [], "choose another rule, as in method/combine=ngdiff"
     for side, part in (("forget", method.forget), ("retain", method.retain)):
@@ -65,6 +51,8 @@ def _loss_ratios(method: MethodConfig) -> list[str]:
             faults.append(f"{found}, which is 0 at the start model; {another}")
         elif "hidden" in part.needs:
             faults.append(f"{found}, a distance of activations; {another}")
+        elif rule.losses == "sizes" and part.crosses_zero:
+            faults.append(f"{found}, which crosses 0; {another}")
         elif rule.losses == "logs" and not part.active:
             faults.append(f"{found}; {another}")
         elif rule.losses == "logs" and not part.nonnegative:
@@ -79,7 +67,7 @@ def _one_sided(method: MethodConfig) -> list[str]:
     """Rules that come to nothing with the objectives at hand."""
     forget, retain, rule = method.forget, method.retain, method.combine
     in_nats = retain.active and retain.unit == "token" and "hidden" not in retain.needs
-    if rule.losses == "retain" and (forget.active or retain.active) and not in_nats:
+    if rule.losses == "retain" and method.sides and not in_nats:
         return [
             f"method/retain: needs a loss in nats per token, as nll, which method/combine={rule.name} holds under a "
             f"bound; found {show(retain.name)}"
@@ -88,12 +76,11 @@ def _one_sided(method: MethodConfig) -> list[str]:
         return []
     missing, there = ("retain", forget) if forget.active else ("forget", retain)
     weights = _alone(rule, forget.active)
-    if isinstance(rule, Linear) or (weights.forget if forget.active else weights.retain) > 0:
+    if (weights.forget if forget.active else weights.retain) > 0:
         return []
-    only = "forget_only" if forget.active else "retain_only"
     return [
         f"method/{missing}: needs an objective for method/combine={rule.name}; found none: the rule gives "
-        f"{there.name} alone the weight 0 and nothing would move; choose one, or method/combine={only}"
+        f"{there.name} alone the weight 0 and nothing would move; choose one, or method/combine=linear"
     ]
 
 
@@ -112,10 +99,9 @@ def _negation(cfg: RunConfig) -> list[str]:
     faults = []
     if method.retain.active:
         faults.append(f"method/retain: needs none: {why}, retain loss included; found {show(method.retain.name)}")
-    if not isinstance(method.combine, Linear):
+    if method.combine.fixed is None:
         faults.append(
-            f"method/combine: needs forget_only: {why}, so there is nothing to combine; "
-            f"found {show(method.combine.name)}"
+            f"method/combine: needs linear: {why}, so there is nothing to combine; found {show(method.combine.name)}"
         )
     if stop in ("holdout", "reference"):
         faults.append(f"trainer.stop: needs none or auto: {why}, so until its end the rows are known ever better; "
@@ -127,9 +113,30 @@ def _negation(cfg: RunConfig) -> list[str]:
     return faults
 
 
+def conflicts(optimizer: OptimizerConfig, method: MethodConfig) -> list[str]:
+    """What does not go together of optimizer, rule and the method's wrappers, one line each."""
+    lines = []
+    in_metric = method.combine.metric == "optimizer"
+    pairing = " or ".join(name for name, option in OPTIMIZERS.items() if option.pairs)
+    if in_metric and not optimizer.pairs:
+        lines.append(f"method.combine={method.combine.name}: needs optimizer={pairing}; found {optimizer.name}")
+    if optimizer.pairs and not in_metric:
+        lines.append(
+            f"optimizer={optimizer.name}: needs a rule in its metric (method/combine=ngdiff_adam); "
+            f"found {method.combine.name}"
+        )
+    if optimizer.pairs and method.separate_states:
+        lines.append(f"method.separate_states: needs another optimizer; found {optimizer.name}, which combines them")
+    if optimizer.pairs and method.saliency_std is not None:
+        lines.append(f"method.saliency_std: voids the guarantee of optimizer={optimizer.name}; set it to null")
+    if method.separate_states and method.saliency_std is not None:
+        lines.append("method.saliency_std: has no gradient of its own to mask with method.separate_states=true")
+    return lines
+
+
 def _stops(cfg: RunConfig) -> list[str]:
     trainer, faults = cfg.trainer, []
-    seen = weighted(cfg.method)
+    seen = cfg.method.sides
     if not seen:
         return []
     for key in ("stop_forget_nll", "stop_forget_prob", "stop_retain_ratio"):
@@ -158,77 +165,18 @@ def _reference(cfg: RunConfig) -> str | None:
         return ""
 
 
-def weighted(method: MethodConfig) -> set[str]:
-    """The sides whose objective takes part in the steps: there is one, and its weight is not fixed at 0."""
-    fixed = method.combine.fixed or Weights(1, 1)
-    sides = {"forget": (method.forget, fixed.forget), "retain": (method.retain, fixed.retain)}
-    return {side for side, (part, weight) in sides.items() if part.active and weight > 0}
-
-
-def method_idle(cfg: RunConfig, touched: set[str] | frozenset[str]) -> list[Idle]:
-    """Settings of a method that change nothing beside the other ones."""
-    method = cfg.method
-    forget, retain, rule = method.forget, method.retain, method.combine
-    needs = forget.needs | retain.needs
-    scale_free = f"method/combine={rule.name} does not depend on the scale of a loss"
-    copied = {"reference_logits", "reference_hidden"}
-    return [
-        Idle("method.alternates", "alternates" not in needs, "no objective takes other answers"),
-        Idle("method.gamma", "forget" not in weighted(method), "the forget objective takes no part in the steps"),
-        Idle("method.alpha", "retain" not in weighted(method), "the retain objective takes no part in the steps"),
-        Idle("method.gamma", rule.scale_free, scale_free),
-        Idle("method.alpha", rule.scale_free, scale_free),
-        Idle("method.lr_scale", "optimizer.lr" in touched, "optimizer.lr is set too"),
-        Idle("method.sam_rho", not forget.active, "method/forget=none: there is no forget gradient"),
-        Idle("method.saliency_std", not (forget.active or retain.active), "nothing is trained"),
-        Idle("method.separate_states", len(weighted(method)) < 2, "there is one gradient only"),
-        Idle("data.requests", not forget.active, "method/forget=none"),
-        Idle(
-            "data.retain_rows",
-            not retain.active and not isinstance(cfg.scheduler, AutoLR),
-            "method/retain=none",
-        ),
-        Idle("trainer.reference_on_host", not needs & copied, "no objective needs a copy of the start model"),
-        Idle(
-            "trainer.reference_on_host",
-            cfg.model.adapter.name != "none",
-            f"model/adapter={cfg.model.adapter.name} is switched off in place of a copy of the start model",
-        ),
-    ]
-
-
-def method_warnings(cfg: RunConfig) -> list[str]:
-    """Combinations that run, and do something else than their names promise."""
-    forget, retain, rule = cfg.method.forget, cfg.method.retain, cfg.method.combine
-    lines: list[str] = []
-    if isinstance(rule, Linear) and rule.c == 1 and forget.active:
-        lines.append(f"method.forget={forget.name}: is not trained, because method.combine.c=1 gives it the weight 0")
-    if isinstance(rule, Linear) and rule.c == 0 and retain.active:
-        lines.append(f"method.retain={retain.name}: is not trained, because method.combine.c=0 gives it the weight 0")
-    if not isinstance(rule, Linear) and forget.active != retain.active:
-        missing, left = ("retain", "forget") if forget.active else ("forget", "retain")
-        length = "at a length of its own" if rule.scale_free else "and nothing else"
-        lines.append(
-            f"method.combine={rule.name}: has one gradient only (method/{missing}=none): the {left} gradient, {length}"
+def _requests(cfg: RunConfig) -> list[str]:
+    trainer, requests, faults = cfg.trainer, cfg.data.requests, []
+    if requests == 1 or "forget" not in cfg.method.sides:
+        return []
+    if trainer.stop == "reference":
+        faults.append(
+            "trainer.stop: reference scores the whole forget set, of which a request is only a part; needs auto, "
+            f"holdout or none with data.requests={requests}"
         )
-    for side, part in (("forget", forget), ("retain", retain)):
-        if _starts_at_zero(part) and rule.scale_free and forget.active and retain.active:
-            lines.append(
-                f"method.combine={rule.name}: the gradient of {side}={part.name} is zero at the start model, so its "
-                "share of the first step is rounding noise"
-            )
-    if forget.negation is not None and isinstance(cfg.scheduler, AutoLR):
-        lines.append(
-            f"scheduler={cfg.scheduler.name}: fits the retain loss along a training whose change is negated in the end "
-            f"(method/forget={forget.name}); scheduler=constant does not"
+    if trainer.max_steps is not None and trainer.max_steps < requests:
+        faults.append(
+            f"trainer.max_steps: needs a step for each of data.requests={requests}, which share them; "
+            f"found {trainer.max_steps}"
         )
-    if cfg.data.retain_rows == "general" and retain.active:
-        lines.append(
-            "data.retain_rows=general: the rows that are trained on are scored too, so that real_authors, world_facts "
-            "and model_utility say less about what was not trained on"
-        )
-    return lines
-
-
-def _starts_at_zero(part: Objective) -> bool:
-    return part.active and part.zero_at_start
+    return faults

@@ -75,7 +75,7 @@ TARGETS = {
 }
 
 LOSSES = {
-    "sizes": "the sizes of both losses: neither may be 0 at the start model or a distance of activations",
+    "sizes": "the sizes of both losses: neither may be 0 at the start model, cross 0 or be a distance of activations",
     "logs": "the logarithms of both losses: neither may be negative, 0 at the start model or a distance of activations",
     "retain": "the retain loss, in nats per token",
 }
@@ -87,9 +87,9 @@ def page() -> str:
     parts = [
         HEAD,
         "## Presets\n",
-        "`lr` is the published learning rate as a multiple of `model.lr` (`method.lr_scale`); models of 1 to 8 billion "
-        "parameters\nhave `model.lr` = 1e-5 as a rule. Batches and epochs are those of `trainer`, not of the "
-        "preset.\n",
+        "`lr` is the published learning rate as a multiple of `model.lr` (`method.lr_scale`), 1 where none is known; "
+        "models of 1 to 8\nbillion parameters have `model.lr` = 1e-5 as a rule. Batches and epochs are those of "
+        "`trainer`, not of the preset.\n",
         *(_family(heading, [each for each in presets if each.family == key]) for key, heading in FAMILIES.items()),
         "## Settings of every method\n",
         _settings(MethodConfig, "method."),
@@ -180,8 +180,13 @@ def _rule(node: type[CombineRule]) -> str:
         facts.append("Does not depend on the scale of either loss: `method.alpha` and `method.gamma` have no effect.")
     if rule.signed:
         facts.append("A weight may be negative.")
-    if rule.common_descent:
-        facts.append("With the defaults no step raises either loss, to first order.")
+    if rule.common_descent and rule.metric == "optimizer":
+        facts.append("With the defaults the step that the optimizer takes raises neither loss, to first order.")
+    elif rule.common_descent:
+        facts.append(
+            "With the defaults the update has no negative inner product with either gradient: a plain gradient step "
+            "raises neither loss, to first order; an adaptive optimizer's step may (see `ngdiff_adam`)."
+        )
     if rule.losses:
         facts.append(f"Reads {LOSSES[rule.losses]}.")
     if rule.metric == "optimizer":

@@ -12,7 +12,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-SUMMED = ("linear", "forget_only", "retain_only")
+from unlearn.gradients.combine import COMBINE
+
+SUMMED = tuple(name for name, node in COMBINE.items() if node().fixed is not None)
 """Options of method/combine that add the two losses with constant weights."""
 
 FAMILIES = {

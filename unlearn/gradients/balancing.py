@@ -91,14 +91,14 @@ class PDU(CombineRule):
     """Primal-dual unlearning: the forget loss is minimised under the constraint L_R <= epsilon.
 
     The multiplier of the constraint is the retain gradient's weight. It rises while the retain loss is above epsilon
-    and falls, down to 0, while it is below. The default warm-up is 5 epochs of TOFU forget10 at 32 rows a step.
+    and falls, down to 0, while it is below.
     """
 
     name: str = "pdu"
     multiplier: float = setting(100.0, "multiplier at the start", minimum=0)
     step: float = setting(5.0, "step size of the multiplier", minimum=0)
     epsilon: float = setting(0.3, "bound on the retain loss, nats per token")
-    warmup: int = setting(65, "steps before the multiplier moves", minimum=0)
+    warmup: int = setting(5, "epochs before the multiplier moves", minimum=0)
 
     losses: ClassVar[str] = "retain"
     formula: ClassVar[str] = "lambda g_R + g_F; lambda <- max(0, lambda + step (L_R - epsilon)) after each step"
@@ -111,11 +111,15 @@ class PDU(CombineRule):
         "with the loss of the whole step."
     )
 
+    @property
+    def waits(self) -> int:
+        return self.warmup
+
     def ahead(self, state: RuleState) -> Weights:
         return Weights(max(self._multiplier(state), SEEN), 1.0)
 
     def observe(self, losses: Losses, state: RuleState) -> None:
-        if state.step >= self.warmup:
+        if state.step >= self.warmup * state.steps_per_epoch:
             state.values["lambda"] = max(0.0, self._multiplier(state) + self.step * (losses.retain - self.epsilon))
 
     def _multiplier(self, state: RuleState) -> float:

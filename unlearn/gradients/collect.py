@@ -123,11 +123,11 @@ def _weighed(
     preconditioner: Preconditioner | None,
 ) -> Combined:
     _take_grads(parameters)
-    forget_pass = _run(forget, coefficients.forget if ahead is None or ahead.forget else 0.0)
+    forget_pass = _run(forget, coefficients.forget)
     # Taken, not copied: the next backward pass allocates new `.grad` tensors. A wrapper that reuses its gradient
     # buffers between passes (DDP with gradient_as_bucket_view) must hand out clones here.
     forget_grads = _take_grads(parameters)
-    retain_pass = _run(retain, coefficients.retain if ahead is None or ahead.retain else 0.0)
+    retain_pass = _run(retain, coefficients.retain)
     retain_grads = [parameter.grad for parameter in parameters]
     gram = seen = gram_matrix(retain_grads, forget_grads)
     if rule.metric == "optimizer":
@@ -154,8 +154,8 @@ def _weighed(
 
 
 def _run(backward: Backward | None, scale: float) -> Pass | None:
-    """A weight of 0 would run a backward pass for nothing."""
-    return backward(scale) if backward is not None and scale != 0 else None
+    """A weight of 0 runs its pass as any other does: the loss is logged, and a rule may learn from it."""
+    return backward(scale) if backward is not None else None
 
 
 def _losses(retain: Pass | None, forget: Pass | None, coefficients: Weights) -> Losses:

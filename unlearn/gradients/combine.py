@@ -45,20 +45,17 @@ __all__ = [
 
 @dataclass
 class Linear(CombineRule):
-    """Static scalarisation: c = 1 is fine-tuning on the retain set, 0 is forgetting alone, 1/2 the gradient
-    difference.
-    """
+    """Static scalarisation: the plain sum. How the two losses are weighed is method.alpha and method.gamma."""
 
     name: str = "linear"
-    c: float = setting(0.5, "weight of the retain objective; the forget objective gets 1 - c", minimum=0, maximum=1)
 
     symmetric: ClassVar[bool] = True
-    formula: ClassVar[str] = "c g_R + (1 - c) g_F"
-    source: ClassVar[str] = "arXiv 2401.06121 (GDiff: c = 1/2)"
+    formula: ClassVar[str] = "g_R + g_F"
+    source: ClassVar[str] = "arXiv 2401.06121 (GDiff)"
 
     @property
     def fixed(self) -> Weights:
-        return Weights(self.c, 1 - self.c)
+        return Weights(1.0, 1.0)
 
 
 @dataclass

@@ -33,8 +33,8 @@ class PCGrad(CombineRule):
 class GRU(CombineRule):
     """Gradient rectified unlearning: the forget gradient, in conflict without its part against the retain gradient.
 
-    With retain_weight 0 the direction does not depend on the scale of either loss, and neither loss rises to first
-    order. With it there is nothing left to do where the forget gradient is zero.
+    With retain_weight 0 the direction does not depend on the scale of either loss, and goes against neither gradient.
+    With it there is nothing left to do where the forget gradient is zero.
     """
 
     name: str = "gru"
@@ -57,7 +57,8 @@ class GRU(CombineRule):
 class BLUR(CombineRule):
     """Forgetting first: the retain gradient without its part along the forget gradient, plus gamma forget gradients.
 
-    The forget loss falls by gamma |g_F|^2 per unit of learning rate, whatever the retain gradient is.
+    Under plain gradient descent the forget loss falls by gamma |g_F|^2 per unit of learning rate, to first order and
+    whatever the retain gradient is; an optimizer that rescales the update changes that.
     """
 
     name: str = "blur"
@@ -78,12 +79,15 @@ class HAMU(CombineRule):
 
     It maximises <d, g_R> over |d| <= |g_R| and <d, g_F> >= quota. Where no such step is long enough, it is the one that
     forgets most; where the gradients are opposite, the shortest one that meets the quota. A retain gradient of zero
-    gives no length, and the forget gradient is followed as it is.
+    gives no length, and the forget gradient is followed as it is. The quota is met by a step along d itself, that
+    of plain gradient descent; an optimizer that rescales d changes that.
     """
 
     name: str = "hamu"
     quota: float = setting(
-        0.5, "by how much the forget loss falls per unit of learning rate, at least and to first order", above=0
+        0.5,
+        "least <d, g_F>: under plain gradient descent the fall of the forget loss per unit of learning rate",
+        above=0,
     )
 
     formula: ClassVar[str] = (

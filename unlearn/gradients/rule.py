@@ -61,11 +61,15 @@ class Weights(NamedTuple):
 
 @dataclass
 class RuleState:
-    """What a rule remembers between steps: plain numbers, so that a resumed run goes on with the same weights."""
+    """What a rule remembers between steps: plain numbers, so that a resumed run goes on with the same weights.
+
+    steps_per_epoch  of the run, for rules with settings in epochs
+    """
 
     seed: int = 0
     step: int = 0
     values: dict[str, float] = field(default_factory=dict)
+    steps_per_epoch: int = 1
 
 
 @dataclass
@@ -85,7 +89,8 @@ class CombineRule:
     deviation       where published code does something else, and what
 
     At its default options:
-    common_descent  whether no step raises either loss, to first order: <d, g_R> >= 0 and <d, g_F> >= 0 (in `metric`)
+    common_descent  whether <d, g_R> >= 0 and <d, g_F> >= 0 (in `metric`): a step along d itself raises neither loss, to
+                    first order; an optimizer that rescales d may raise one
     symmetric       whether swapping the two objectives swaps the weights
     """
 
@@ -104,6 +109,11 @@ class CombineRule:
     @property
     def fixed(self) -> Weights | None:
         return None
+
+    @property
+    def waits(self) -> int:
+        """Epochs before a rule that learns from the losses begins to."""
+        return 0
 
     def ahead(self, state: RuleState) -> Weights | None:
         """The weights of the step that `state` stands at, or None where they depend on its gradients."""
