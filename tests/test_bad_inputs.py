@@ -171,6 +171,61 @@ def test_the_hub_gated_missing_and_out_of_reach(
     assert all("the dataset 'locuslab/TOFU' on the hub cannot be reached" in line for line in lines)
 
 
+TRAINING_FAULTS = {
+    "no file of alternates": (
+        ["method=dpo", "method.alternates=./others.json"],
+        "method.alternates: needs refusals, shuffled, retained, perturbed_answer or a JSON-lines file; found "
+        "'./others.json', which is no file",
+    ),
+    "no file of retain rows": (
+        ["data.retain_rows=./rows.json"],
+        "data.retain_rows: needs retain, general or a JSON-lines file; found './rows.json', which is no file",
+    ),
+    "a layer beyond the last": (
+        ["trainer.layers=1-9"],
+        "trainer.layers: needs layers from 0 to 1, in rising order; found '1-9'",
+    ),
+    "no parameter of that name": (
+        ["trainer.params=c_attn"],
+        "trainer.params: needs to match one of 20 parameters (model.embed_tokens.weight, "
+        "model.layers.0.self_attn.q_proj.weight, ...); found 'c_attn', which matches none",
+    ),
+    "an adapter without the layers of the method": (
+        ["method=rmu", "model/adapter=lora", "model.adapter.target_modules=[q_proj]"],
+        "method.forget: trains ",
+    ),
+    "objectives at two layers": (
+        ["method=rmu", "method.forget.layer=1", "method.retain.layer=0"],
+        "method.retain.layer: needs 1, the layer that method/forget=rmu reads; found 0",
+    ),
+    "more requests than rows": (
+        ["data.requests=41"],
+        "data.requests: needs at most one request per row of the forget set (40); found 41",
+    ),
+    "a request of one row has no other": (
+        ["method=ssu", "data.requests=40"],
+        "method.alternates: needs another answer among the rows of its request (shuffled) for every row; 1 of 1 have "
+        "none (first: forget10/0)",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", TRAINING_FAULTS)
+def test_faults_of_what_is_trained_on_which_rows(refused: Callable[..., list[str]], fault: str) -> None:
+    words, start = TRAINING_FAULTS[fault]
+    (line,) = refused(*words)
+    assert line.startswith(f"error: {start}")
+
+
+def test_4_bits_without_the_package(refused: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unlearn.models.adapter.find_spec", lambda name: None)
+    lines = refused("model/adapter=qlora", "trainer.epochs=0")
+    assert (
+        "error: model/adapter: qlora needs bitsandbytes, found none; pip install 'unlearn-run[quantization]'" in lines
+    )
+    assert len(lines) == 2, "with all other faults of the words"
+
+
 def test_a_device_that_is_not_there(refused: Callable[..., list[str]]) -> None:
     import torch
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
-from importlib.metadata import packages_distributions, requires
+from importlib.metadata import distributions, packages_distributions, requires
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -18,10 +18,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from unlearn.recorder import LIBRARIES
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 RUNTIME = [Requirement(text) for text in PROJECT["dependencies"]]
+OPTIONAL = [Requirement(text) for name, texts in EXTRAS.items() if name != "dev" for text in texts]
 DEVELOPMENT = [Requirement(text) for text in EXTRAS["dev"]]
 PINS = dict(
     line.strip().split("==")
@@ -113,14 +116,26 @@ def third_party_imports() -> set[str]:
 
 
 def test_dependencies_are_what_the_code_imports() -> None:
+    """What an extra brings may be missing here: it then goes by the name under which it is imported."""
     owners = packages_distributions()
-    imported = {canonicalize_name(owners[name][0]) for name in third_party_imports()}
-    extras = {Requirement(text) for name, texts in EXTRAS.items() if name != "dev" for text in texts}
-    declared = {canonicalize_name(requirement.name) for requirement in {*RUNTIME, *extras}}
-    assert imported == declared
+    imported = {canonicalize_name(owners.get(name, [name])[0]) for name in third_party_imports()}
+    assert imported == {canonicalize_name(requirement.name) for requirement in [*RUNTIME, *OPTIONAL]}
 
 
-@pytest.mark.parametrize("requirement", [*RUNTIME, *DEVELOPMENT], ids=str)
+def test_a_run_records_the_versions_of_declared_libraries() -> None:
+    recorded = {canonicalize_name(name) for name in LIBRARIES}
+    assert recorded <= {canonicalize_name(requirement.name) for requirement in [*RUNTIME, *OPTIONAL]}
+    assert recorded >= {canonicalize_name(requirement.name) for requirement in OPTIONAL}
+
+
+def test_make_install_takes_all_extras() -> None:
+    """Or tests would be skipped on a new machine."""
+    installed = re.search(r"-e '\.\[(.+)\]'", (ROOT / "Makefile").read_text())
+    assert installed is not None
+    assert set(installed[1].split(",")) == set(EXTRAS)
+
+
+@pytest.mark.parametrize("requirement", [*RUNTIME, *OPTIONAL, *DEVELOPMENT], ids=str)
 def test_the_tested_version_lies_in_the_declared_range(requirement: Requirement) -> None:
     assert requirement.specifier, "a range without a bound"
     assert requirement.specifier.contains(PINNED[canonicalize_name(requirement.name)])
@@ -128,8 +143,10 @@ def test_the_tested_version_lies_in_the_declared_range(requirement: Requirement)
 
 def test_everything_that_is_installed_is_pinned() -> None:
     """Indirect dependencies too, but torch's: it pins its own, and they differ with the accelerator."""
-    found: set[str] = set()
-    open_names = {canonicalize_name(requirement.name) for requirement in [*RUNTIME, *DEVELOPMENT]}
+    extras = {canonicalize_name(requirement.name) for requirement in OPTIONAL}
+    absent = {name for name in extras if not list(distributions(name=name))}
+    found = absent.copy()
+    open_names = {canonicalize_name(requirement.name) for requirement in [*RUNTIME, *DEVELOPMENT]} | extras - absent
     while open_names:
         name = open_names.pop()
         found.add(name)

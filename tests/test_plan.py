@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tests.helpers import compose_run, tiny_setup
-from unlearn import plan
+from unlearn import memory, plan
 from unlearn.errors import UserError
+from unlearn.memory import ModelSize
 from unlearn.models.sources import TRAIN, Sources
-from unlearn.plan import ModelSize, Prepared
+from unlearn.plan import Prepared
 
 WHOLE = ModelSize(parameters=1000, layers=2, width=32, trainable=1000, linear=800)
 ADAPTED = ModelSize(parameters=1000, layers=2, width=32, trainable=100, adapter=100, linear=800)
@@ -30,7 +31,7 @@ def prepared(size: ModelSize, *texts: str) -> Prepared:
 
 
 def parts(size: ModelSize, *texts: str) -> dict[str, int]:
-    found = plan.memory_parts(prepared(size, *PLAIN, *texts))
+    found = memory.memory_parts(prepared(size, *PLAIN, *texts))
     return {name: count for name, count in found.items() if name not in BATCH}
 
 
@@ -53,11 +54,23 @@ FULL = {"weights": 4000, "gradient": 4000, "optimizer state": 8000}
         (WHOLE, ["method=gdiff", "method.sam_rho=0.01"], {**FULL, "copy for sharpness": 4000}),
         (WHOLE, ["method=gdiff", "method.saliency_std=1.0"], {**FULL, "saliency mask and copy": 5000}),
         (WHOLE, ["method=kl"], {**FULL, "copy of the start model": 4000}),
-        (WHOLE, ["method=kl", "trainer.reference_on_host=true"], FULL),
+        (WHOLE, ["method=kl", "trainer.start_model_on_host=true"], FULL),
         (
             WHOLE,
             ["method=gdiff", "method/forget=whp"],
             {**FULL, "copy of the start model": 4000, "reinforced model": 4000},
+        ),
+        # A gradient and AdamW's two states are in memory while the copy is trained; SGD's own steps need one gradient.
+        (
+            WHOLE,
+            ["method=gdiff", "method/forget=whp", "optimizer=sgd"],
+            {
+                "weights": 4000,
+                "gradient": 4000,
+                "copy of the start model": 4000,
+                "reinforced model": 4000,
+                "training of the reinforced model": 8000,
+            },
         ),
         (
             WHOLE,
@@ -90,7 +103,7 @@ def test_memory_by_part(size: ModelSize, texts: list[str], expected: dict[str, i
 
 def test_two_answers_at_once_double_what_a_batch_takes() -> None:
     def batch(*texts: str) -> list[int]:
-        found = plan.memory_parts(prepared(WHOLE, *PLAIN, *texts))
+        found = memory.memory_parts(prepared(WHOLE, *PLAIN, *texts))
         return [found[name] for name in BATCH]
 
     one = batch("method=npo")
@@ -114,11 +127,38 @@ def test_disk_by_part(size: ModelSize, texts: list[str], expected: dict[str, Any
     assert plan.disk_parts(prepared(size, *texts)) == expected
 
 
+@pytest.mark.parametrize("requests", [1, 3])
+def test_shuffled_answers_stay_within_their_removal_request(requests: int) -> None:
+    """8 rows to forget: in parts of 2, 3 and 3, or all together."""
+    _, benchmark, _, encoder = tiny_setup()
+    cfg = compose_run("method=ssu", "method.alternates=shuffled", f"data.requests={requests}")
+    sets = {"forget": benchmark.sets["forget"], "retain": benchmark.sets["retain"]}
+    found = plan.load_alternates(cfg, sets, encoder)
+    answers = {tuple(row.input_ids[row.n_prompt :]): row.id for row in encoder.answers(sets["forget"])}
+    parts = [range(8)] if requests == 1 else [range(2), range(2, 5), range(5, 8)]
+    for part in parts:
+        ids = {sets["forget"][place].id for place in part}
+        for id in ids:
+            others = {answers[tuple(row.input_ids[row.n_prompt :])] for row in found[id]}
+            assert others <= ids - {id}
+            assert len(others) == min(5, len(ids) - 1)
+
+
+def test_retained_answers_are_those_of_the_rows_to_keep() -> None:
+    _, benchmark, _, encoder = tiny_setup()
+    sets = {"forget": benchmark.sets["forget"], "retain": benchmark.sets["retain"]}
+    answers = {tuple(row.input_ids[row.n_prompt :]) for row in encoder.answers(sets["retain"])}
+    for words in (["method=llmu"], ["method=llmu", "data.requests=2"], ["method=idk_ap"]):
+        found = plan.load_alternates(compose_run(*words, "method.alternates=retained"), sets, encoder)
+        assert all(tuple(row.input_ids[row.n_prompt :]) in answers for rows in found.values() for row in rows)
+        assert {example.id for example in sets["forget"]} <= found.keys()
+
+
 def measured(*texts: str) -> ModelSize:
     _, _, tokenizer, _ = tiny_setup()
     shape = ["hidden_size=32", "layers=2", "heads=2", "vocab_size=400"]
     cfg = compose_run(*(f"model.tiny.{text}" for text in shape), *texts)
-    return plan.measure(cfg, Sources(TRAIN, TRAIN), tokenizer)
+    return memory.measure(cfg, Sources(TRAIN, TRAIN), tokenizer)
 
 
 def test_the_model_in_numbers() -> None:

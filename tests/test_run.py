@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,12 @@ def test_the_plan_warns_of_few_steps_and_leaves_out_what_a_method_does_not_need(
     assert "second gradient" not in plan
     run(compose_run(*words, "method=kl"), [])
     assert "copy of the start model" in capsys.readouterr().out
+    run(compose_run(*words, "method=gdiff", "data.retain_rows=general", "data.requests=2", "model/adapter=lora"), [])
+    plan = capsys.readouterr().out
+    assert re.search(r"^ +retain: 160 rows, 160 scored \(", plan, re.MULTILINE), "scored, and not trained on"
+    assert re.search(r"^ +retained: 40 rows, \d+ answer tokens \(", plan, re.MULTILINE)
+    assert "for 2 removal requests one after the other" in plan
+    assert re.search(r"trained: ([\d,]+) parameters of the \1 of adapter lora", plan)
 
 
 def test_too_little_disk_is_refused_with_the_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

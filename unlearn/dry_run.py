@@ -6,6 +6,7 @@ from pathlib import Path
 
 from unlearn import plan
 from unlearn.data.encode import answer_tokens
+from unlearn.memory import memory_parts
 from unlearn.models.sources import TRAIN, uses_hub
 from unlearn.plan import Prepared, human
 
@@ -31,14 +32,18 @@ def _data(prepared: Prepared) -> list[str]:
     lines = [f"data       {benchmark.name} {benchmark.split} from {benchmark.source}"]
     lines += [f"           note: {label}" for label in benchmark.labels]
     evaluated = benchmark.evaluated()
-    for name, print_ in benchmark.fingerprints().items():
-        rows = prepared.rows.get(name)
+    prints, encoded = benchmark.fingerprints(), dict(prepared.rows)
+    if "retained" in prints:
+        # The retain objective sees other rows than the retain set: those are the ones that were encoded.
+        encoded["retained"] = encoded.pop("retain")
+    for name, print_ in prints.items():
+        examples, rows = benchmark.sets.get(name, benchmark.retained), encoded.get(name)
         tokens = f", {answer_tokens(rows)} answer tokens" if rows else ""
         cut = sum(row.truncated for row in rows) if rows else 0
         scored = f", {len(evaluated[name])} scored" if name in evaluated else ""
-        if benchmark.sets[name]:
+        if examples:
             truncated = f", {cut} truncated" if cut else ""
-            lines.append(f"           {name}: {len(benchmark.sets[name])} rows{scored}{tokens}{truncated} ({print_})")
+            lines.append(f"           {name}: {len(examples)} rows{scored}{tokens}{truncated} ({print_})")
     return lines
 
 
@@ -90,7 +95,7 @@ def _steps(prepared: Prepared) -> list[str]:
 def _memory(prepared: Prepared) -> list[str]:
     if not prepared.trains:
         return []
-    parts = plan.memory_parts(prepared)
+    parts = memory_parts(prepared)
     lines = [f"memory     about {human(sum(parts.values()))} on the device while training"]
     return lines + [f"           {name}: {human(size)}" for name, size in parts.items()]
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from unlearn.config import RunConfig
 from unlearn.data.benchmark import Benchmark
-from unlearn.data.encode import Encoder, Row, longest
+from unlearn.data.encode import Encoder, Row
 from unlearn.data.example import Example
 from unlearn.errors import UserError
-from unlearn.gradients.combine import RuleState
+from unlearn.memory import ADAPTER_BYTES, ModelSize, measure, weight_bytes
 from unlearn.models.sources import TRAIN, Sources
-from unlearn.schedulers.autolr import AutoLR
 
 if TYPE_CHECKING:
     import torch
@@ -27,34 +26,8 @@ if TYPE_CHECKING:
 LEAST_FREE = 2**20
 """Bytes without which not even a log can be written."""
 
-ADAPTER_BYTES = 4
-"""Of one parameter of an adapter: peft keeps them in fp32, whatever the precision of the model."""
-
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Of one parameter packed to 4 bits, with an 8-bit constant per 64 and an fp32 one per 64 * 256 of them."""
-
 FEW_STEPS = 20
 """Fewer optimizer steps than this hardly move a model, and methods look alike."""
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """The model in numbers, known from its config.
-
-    parameters  of the model itself
-    layers      decoder layers
-    width       of a hidden state
-    trainable   parameters that are trained: some or all of the model's, or of its adapter
-    adapter     parameters that an adapter adds
-    linear      parameters that can be packed to 4 bits
-    """
-
-    parameters: int
-    layers: int
-    width: int
-    trainable: int
-    adapter: int = 0
-    linear: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,7 +46,7 @@ class Prepared:
 
     @property
     def trains(self) -> bool:
-        return trains(self.cfg)
+        return bool(self.cfg.method.sides)
 
     @property
     def pairing(self) -> Pairing:
@@ -117,11 +90,20 @@ def prepare(cfg: RunConfig) -> Prepared:
 def load_alternates(cfg: RunConfig, sets: dict[str, tuple[Example, ...]], encoder: Encoder) -> dict[str, list[Row]]:
     """Other answers to the rows of the objectives that need them, by the id of the row. Raises UserError."""
     from unlearn.data import alternates
+    from unlearn.training.feed import pairing
 
+    choice = cfg.method.alternates
     found: dict[str, list[Row]] = {}
     for side, objective in (("forget", cfg.method.forget), ("retain", cfg.method.retain)):
-        if "alternates" in objective.needs and cfg.method.alternates is not None:
-            found |= alternates.load(cfg.method.alternates, sets[side], encoder, cfg.seed)
+        if "alternates" not in objective.needs or choice is None:
+            continue
+        parts = [sets[side]]
+        if choice == "shuffled" and side == "forget":
+            # A request must not teach answers of rows that an earlier one has removed, or that a later one will.
+            pairs = pairing(cfg, len(sets["forget"]), len(sets["retain"]))
+            parts = [tuple(sets[side][place] for place in pairs.rows_of(request)) for request in range(pairs.requests)]
+        for part in parts:
+            found |= alternates.load(choice, part, encoder, cfg.seed, pool=sets["retain"])
     return found
 
 
@@ -150,112 +132,6 @@ def pick_device(cfg: RunConfig) -> torch.device:
     if not there[wanted]:
         raise UserError(f"trainer.device: needs a {wanted} device, found none; use trainer.device=auto")
     return torch.device(wanted)
-
-
-def measure(cfg: RunConfig, sources: Sources, tokenizer: Any) -> ModelSize:
-    """The model's size, from its shape alone.
-
-    Raises UserError where rows may exceed its window, or where it does not have the layers and parameters that are to
-    be trained.
-    """
-    from unlearn.models.adapter import attach, linear_layers
-    from unlearn.models.trainable import check_selection
-
-    model = _shape(cfg, sources, tokenizer)
-    depth, width = model.config.num_hidden_layers, model.config.hidden_size
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    linear = sum(layer.weight.numel() for layer in linear_layers(model).values())
-    if not trains(cfg):
-        return ModelSize(parameters, depth, width, 0, linear=linear)
-    sizes = {name: tensor.numel() for name, tensor in attach(model, cfg.model.adapter).named_parameters()}
-    trainable = sum(sizes[name] for name in check_selection(cfg, list(sizes), depth))
-    return ModelSize(parameters, depth, width, trainable, sum(sizes.values()) - parameters, linear)
-
-
-def _shape(cfg: RunConfig, sources: Sources, tokenizer: Any) -> Any:
-    """The model without its weights, or the tiny model with random ones."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from unlearn.models import load
-
-    path = cfg.model.path if sources.target == TRAIN else sources.target
-    if path is None:
-        return load.tiny_model(cfg.model.tiny, tokenizer, cfg.model.max_length, cfg.seed)
-    shape = load.load_shape(cfg.model, path)
-    window = getattr(shape, "max_position_embeddings", None)
-    if window is not None and cfg.model.max_length > window:
-        raise UserError(f"model.max_length: needs at most the model's window of {window}; found {cfg.model.max_length}")
-    try:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(shape, trust_remote_code=cfg.model.trust_remote_code)
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"model.path: '{path}' is no causal language model: {reason[:200]}") from error
-
-
-def trains(cfg: RunConfig) -> bool:
-    return bool(cfg.method.forget.active or cfg.method.retain.active)
-
-
-def weight_bytes(cfg: RunConfig) -> int:
-    """Bytes of one parameter of the model; an adapter's are always in fp32."""
-    return 2 if cfg.trainer.precision == "bf16" else 4
-
-
-def memory_parts(prepared: Prepared) -> dict[str, int]:
-    """Estimated device memory of the training step by part, in bytes."""
-    cfg, size = prepared.cfg, prepared.size
-    method = cfg.method
-    needs = method.forget.needs | method.retain.needs
-    adapted = size.adapter > 0
-    model = size.parameters * weight_bytes(cfg)
-    if cfg.model.adapter.quantized:
-        model -= round(size.linear * (weight_bytes(cfg) - NF4_BYTES))
-    trained = size.trainable * (ADAPTER_BYTES if adapted else weight_bytes(cfg))
-    two_gradients = method.combine.ahead(RuleState()) is None or method.separate_states
-    asks_start = needs & {"reference_logits", "reference_hidden"}
-    frozen = asks_start and not adapted and not cfg.trainer.reference_on_host
-    parts = {
-        "weights": model,
-        "adapter": size.adapter * ADAPTER_BYTES,
-        "gradient": trained,
-        "second gradient": trained if two_gradients else 0,
-        "optimizer state": round(trained * cfg.optimizer.states) * (2 if method.separate_states else 1),
-        "copy of the start model": model if frozen else 0,
-        "reinforced model": model + size.adapter * ADAPTER_BYTES if "reinforced_logits" in needs else 0,
-        "lr probe copies": 2 * trained if isinstance(cfg.scheduler, AutoLR) else 0,
-        "copy for sharpness": trained if method.sam_rho is not None else 0,
-        "saliency mask and copy": trained + size.trainable if method.saliency_std is not None else 0,
-        **_batch_parts(prepared),
-    }
-    return {name: count for name, count in parts.items() if count}
-
-
-def _batch_parts(prepared: Prepared) -> dict[str, int]:
-    """What grows with the micro-batch."""
-    cfg, rows = prepared.cfg, prepared.rows
-    micro = cfg.trainer.micro_batch_size or cfg.trainer.batch_size
-    tokens = micro * max(longest(rows["forget"]), longest(rows["retain"]))
-    answers = micro * max(longest(those, lambda row: row.n_answer) for those in rows.values())
-    # Two answers to one question are in memory at once, unless the true one is only measured.
-    objectives = (cfg.method.forget, cfg.method.retain)
-    both = any("alternates" in each.needs and each.unit != "alternate_token" for each in objectives)
-    answers_at_once = 2 if both else 1
-    return {
-        "logits": answers_at_once * 3 * 4 * answers * len(prepared.tokenizer),
-        "activations": answers_at_once * tokens * _activation_bytes_per_token(prepared),
-    }
-
-
-def _activation_bytes_per_token(prepared: Prepared) -> int:
-    """About 34 bytes per token, layer and unit of width in 16 bits (Korthikanti et al., 2205.05198), 68 in fp32.
-
-    With checkpointing the inputs of the layers stay, and one layer at a time is computed again.
-    """
-    layers, width = prepared.size.layers, prepared.size.width
-    per_layer = width * (68 if prepared.cfg.trainer.precision == "fp32" else 34)
-    return layers * width * 4 + per_layer if prepared.cfg.trainer.gradient_checkpointing else layers * per_layer
 
 
 def disk_parts(prepared: Prepared) -> dict[str, tuple[str, int]]:

@@ -25,7 +25,11 @@ from unlearn.errors import UserError
 from unlearn.plan import Prepared
 from unlearn.report.tracker import make_tracker
 
-LIBRARIES = ("torch", "transformers", "tokenizers", "datasets", "hydra-core", "numpy", "scipy", "wandb")
+LIBRARIES = (
+    "torch", "transformers", "tokenizers", "peft", "accelerate", "bitsandbytes", "datasets", "hydra-core", "numpy",
+    "scipy", "wandb",
+)  # fmt: skip
+"""Whose versions a run records, where they are installed."""
 
 
 class Recorder:

@@ -139,17 +139,19 @@ def load_start(prepared: Prepared, target: Stage) -> Any:
 def train(prepared: Prepared, model: Any, recorder: Recorder, comparison: Comparison) -> None:
     """Train in place and record every step. Raises UserError where nothing changed at all."""
     from unlearn.training.loop import Unlearning
+    from unlearn.training.stop import forgets
 
-    knowledge = comparison.knowledge(model) if prepared.cfg.trainer.stop == "reference" else None
+    watches = prepared.cfg.trainer.stop == "reference" and forgets(prepared.cfg)
+    knowledge = comparison.knowledge(model) if watches else None
     outcome = Unlearning(
         prepared.cfg,
         model,
-        prepared.rows,
-        prepared.alternates,
-        prepared.encoder,
-        prepared.device,
-        recorder.step,
-        knowledge,
+        rows=prepared.rows,
+        alternates=prepared.alternates,
+        encoder=prepared.encoder,
+        device=prepared.device,
+        on_step=recorder.step,
+        knowledge=knowledge,
     ).train()
     recorder.outcome(outcome)
     if outcome.stop is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from tests.conftest import SHARED, needs_shared
 from tests.helpers import compose_run, data_config, tiny_setup
 from unlearn.data import alternates, tofu
-from unlearn.data.batches import micro_batches
+from unlearn.data.batches import Pairing, micro_batches
 from unlearn.data.encode import Encoder, Row
 from unlearn.data.example import Example
 from unlearn.data.refusals import REFUSALS
@@ -25,8 +26,12 @@ def forget() -> tuple[Example, ...]:
     return tiny_setup()[1].sets["forget"]
 
 
+def retain() -> tuple[Example, ...]:
+    return tiny_setup()[1].sets["retain"]
+
+
 def load(choice: str | Path, examples: tuple[Example, ...] | None = None, seed: int = 0) -> Rows:
-    return alternates.load(str(choice), forget() if examples is None else examples, tiny_setup()[3], seed)
+    return alternates.load(str(choice), forget() if examples is None else examples, tiny_setup()[3], seed, retain())
 
 
 def texts(rows: Rows) -> dict[str, list[str]]:
@@ -84,7 +89,7 @@ def test_every_row_has_alternates_under_its_own_prompt(choice: str) -> None:
     ids = [row.id for rows in found.values() for row in rows]
     assert len(set(ids)) == len(ids)
     for own, rows in zip(encoder.answers(forget()), found.values(), strict=True):
-        assert len(rows) == (1 if choice == "paraphrased_answer" else 5)
+        assert len(rows) == 5
         assert len({row.answer for row in rows}) == len(rows)
         assert own.answer not in {row.answer for row in rows}
         for k, row in enumerate(rows):
@@ -94,18 +99,56 @@ def test_every_row_has_alternates_under_its_own_prompt(choice: str) -> None:
             assert labels.strip() == f"{row.answer}</s>"
 
 
-def test_columns_give_the_texts_of_the_benchmark_in_their_order() -> None:
+def test_the_column_gives_the_texts_of_the_benchmark_in_their_order() -> None:
     wanted = {example.id: list(example.perturbed_answers) for example in forget()}
     assert texts(load("perturbed_answer")) == wanted
-    assert texts(load("paraphrased_answer")) == {e.id: [e.paraphrased_answer] for e in forget()}
 
 
-def test_shuffled_answers_are_those_of_other_rows() -> None:
-    answers = {example.answer for example in forget()}
-    assert all(set(found) < answers for found in texts(load("shuffled")).values())
+@pytest.mark.parametrize(("choice", "source"), [("shuffled", forget), ("retained", retain)])
+def test_shuffled_answers_are_those_of_other_rows_and_retained_ones_those_of_rows_to_keep(
+    choice: str, source: Callable[[], tuple[Example, ...]]
+) -> None:
+    answers = {example.answer for example in source()}
+    assert all(set(found) < answers for found in texts(load(choice)).values())
 
 
-@pytest.mark.parametrize("choice", ["refusals", "shuffled"])
+def test_retained_answers_do_not_depend_on_the_other_forget_rows() -> None:
+    assert texts(load("retained", forget()[::-1][:3])).items() <= texts(load("retained")).items()
+
+
+def test_rows_to_keep_that_answer_alike_leave_out_the_own_answer() -> None:
+    pool = (replace(retain()[0], answer=forget()[0].answer), replace(retain()[1], answer="Another."))
+    found = alternates.load("retained", forget()[:2], tiny_setup()[3], 0, pool)
+    assert texts(found)[forget()[0].id] == ["Another."]
+    assert sorted(texts(found)[forget()[1].id]) == sorted([forget()[0].answer, "Another."])
+
+
+def test_without_rows_to_keep_there_are_no_answers_of_them() -> None:
+    need = "method.alternates: needs another answer among the rows to keep (retained) for every row;"
+    for pool, count in {(): 2, (replace(retain()[0], answer=forget()[0].answer),): 1}.items():
+        with pytest.raises(UserError) as caught:
+            alternates.load("retained", forget()[:2], tiny_setup()[3], 0, pool)
+        assert caught.value.messages == [f"{need} {count} of 2 have none (first: forget10/0)"]
+
+
+def test_the_requests_of_a_set_draw_from_themselves_and_have_ids_of_their_own() -> None:
+    """8 rows in 3 requests: 2, 3 and 3 of them, so 1 or 2 other answers each."""
+    pairs = Pairing(len(forget()), len(retain()), 4, 0, requests=3)
+    found: Rows = {}
+    for request in range(3):
+        part = tuple(forget()[place] for place in pairs.rows_of(request))
+        own = load("shuffled", part)
+        for example in part:
+            others = {other.answer for other in part} - {example.answer}
+            assert {row.answer for row in own[example.id]} == others
+        found |= own
+    assert list(found) == [example.id for example in forget()]
+    assert [len(rows) for rows in found.values()] == [1] * 2 + [2] * 6
+    ids = [row.id for rows in found.values() for row in rows]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("choice", ["refusals", "shuffled", "retained"])
 def test_draws_are_a_function_of_seed_and_row(choice: str) -> None:
     first = texts(load(choice))
     assert texts(load(choice)) == first
@@ -124,8 +167,9 @@ def test_draws_use_all_refusals() -> None:
 
 def test_what_equals_the_own_answer_is_never_drawn() -> None:
     own = tuple(Example(f"x/{k}", "Who?", text.replace(" ", "  ", 1)) for k, text in enumerate(REFUSALS))
-    for choice in ("refusals", "shuffled"):
-        for example, found in zip(own, texts(load(choice, own)).values(), strict=True):
+    for choice in ("refusals", "shuffled", "retained"):
+        drawn = alternates.load(choice, own, tiny_setup()[3], 0, own)
+        for example, found in zip(own, texts(drawn).values(), strict=True):
             assert len(found) == 5
             assert " ".join(example.answer.split()) not in {" ".join(text.split()) for text in found}
 
@@ -133,8 +177,10 @@ def test_what_equals_the_own_answer_is_never_drawn() -> None:
 def test_a_small_set_gives_as_many_as_it_has() -> None:
     answers = texts(load("shuffled", forget()[:3]))
     assert sorted(answers[forget()[0].id]) == sorted(example.answer for example in forget()[1:3])
-    (line,) = refused("shuffled", forget()[:1])
-    assert line == "method.alternates: shuffled needs rows with different answers; found 1 answer in the set"
+    need = "method.alternates: needs another answer among the rows of its request (shuffled) for every row;"
+    assert refused("shuffled", forget()[:1]) == [f"{need} 1 of 1 have none (first: forget10/0)"]
+    alike = tuple(replace(example, answer="The same.") for example in forget()[:3])
+    assert refused("shuffled", alike) == [f"{need} 3 of 3 have none (first: forget10/0)"]
 
 
 def test_a_file_is_matched_by_question(file: Path) -> None:
@@ -193,20 +239,17 @@ def test_a_file_that_is_no_json_lines(file: Path) -> None:
 
 
 def test_an_unknown_choice_and_a_folder(tmp_path: Path) -> None:
-    need = "needs refusals, shuffled, perturbed_answer, paraphrased_answer or a JSON-lines file"
-    assert refused("perturbed_answers") == [f"method.alternates: {need}; found 'perturbed_answers', which is no file"]
+    need = "needs refusals, shuffled, retained, perturbed_answer or a JSON-lines file"
+    for name in ("perturbed_answers", "paraphrased_answer"):
+        assert refused(name) == [f"method.alternates: {need}; found '{name}', which is no file"]
     assert refused(tmp_path) == [f"method.alternates: {need}; found '{tmp_path}', which is a folder"]
 
 
 def test_rows_without_the_column_are_counted() -> None:
-    bare = tuple(replace(e, perturbed_answers=(), paraphrased_answer=None) for e in forget()[2:4])
-    mixed = (*forget()[:2], *bare)
-    for column in ("perturbed_answer", "paraphrased_answer"):
-        assert refused(column, mixed) == [
-            f"method.alternates: needs a text under '{column}' for every row; 2 of 4 have none (first: forget10/2)"
-        ]
-    world = tofu.load(data_config()).sets["world_facts"]
-    assert refused("paraphrased_answer", world)[0].endswith("20 of 20 have none (first: world_facts_perturbed/0)")
+    bare = tuple(replace(e, perturbed_answers=()) for e in forget()[2:4])
+    assert refused("perturbed_answer", (*forget()[:2], *bare)) == [
+        "method.alternates: needs a text under 'perturbed_answer' for every row; 2 of 4 have none (first: forget10/2)"
+    ]
 
 
 def test_a_long_alternate_is_cut_at_its_end_and_keeps_the_prompt() -> None:
@@ -248,12 +291,14 @@ def test_five_perturbed_answers_for_each_published_row(split: str, n: int) -> No
 
     tokenizer = AutoTokenizer.from_pretrained(SHARED / "models" / "stories260K")
     encoder = Encoder(tokenizer, compose_run().model.format, 512)
-    examples = tofu.load(data_config(str(SHARED / "tofu"), split=split)).sets["forget"]
+    benchmark = tofu.load(data_config(str(SHARED / "tofu"), split=split))
+    examples = benchmark.sets["forget"]
     own = {row.id: row for row in encoder.answers(examples)}
-    for choice, count in {"perturbed_answer": 5, "paraphrased_answer": 1, "refusals": 5, "shuffled": 5}.items():
-        found = alternates.load(choice, examples, encoder, 0)
+    kept = benchmark.retained[:400]
+    for choice in alternates.CHOICES:
+        found = alternates.load(choice, examples, encoder, 0, kept)
         assert len(found) == n
-        assert {len(rows) for rows in found.values()} == {count}
+        assert {len(rows) for rows in found.values()} == {5}
         assert all(
             row.input_ids[: row.n_prompt] == own[id].input_ids[: own[id].n_prompt]
             for id, rows in found.items()

@@ -16,10 +16,10 @@ from tests.conftest import SHARED, needs_shared
 from tests.helpers import compose_run, tiny_model, tiny_setup
 from unlearn.data.batches import Batch, collate
 from unlearn.errors import UserError
+from unlearn.memory import NF4_BYTES
 from unlearn.models import adapter, load
 from unlearn.models.adapter import ADAPTERS, MARK, LoRA, NoAdapter, QLoRA, attach, disabled, has_adapter, merged
 from unlearn.objectives.logprobs import AnswerModel, check_output_layer
-from unlearn.plan import NF4_BYTES
 
 needs_bitsandbytes = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 
@@ -248,6 +248,21 @@ def test_generation_scoring_and_copies_work_as_on_the_plain_model() -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
+def test_a_negated_adapter_subtracts_what_it_added() -> None:
+    """B starts at 0: with B turned and A as it is, the product B A turns; with both turned it would not."""
+    model = trained(attach(tiny_model(), LoRA(r=4)))
+    layers = [module for module in model.modules() if hasattr(module, "get_delta_weight")]
+    added = [layer.get_delta_weight("default").clone() for layer in layers]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if MARK in name and adapter.negated(name):
+                parameter.neg_()
+    for layer, before in zip(layers, added, strict=True):
+        assert before.any()
+        assert torch.equal(layer.get_delta_weight("default"), -before)
+    assert all(adapter.negated(name) for name, _ in tiny_model().named_parameters())
+
+
 def test_the_adapter_depends_on_its_seed_alone() -> None:
     def matrices(seed: int) -> list[torch.Tensor]:
         model = attach(tiny_model(), LoRA(r=4), seed)
@@ -278,8 +293,9 @@ def test_targets_that_are_not_there_are_one_line() -> None:
     with pytest.raises(UserError) as error:
         attach(tiny_model(), LoRA(target_modules=["q_proj", "c_attn"]))
     assert str(error.value) == f"model.adapter.target_modules: needs names among {linear}; found c_attn"
-    with pytest.raises(UserError, match="^model.adapter.target_modules: needs names of linear layers; .*[^\n]+$"):
-        attach(tiny_model(), LoRA(target_modules=["input_layernorm"]))
+    for other in ("input_layernorm", "lm_head", "embed_tokens"):  # no linear layer, or one that may share its weights
+        with pytest.raises(UserError, match=f"^model.adapter.target_modules: needs names among .*; found {other}$"):
+            attach(tiny_model(), LoRA(target_modules=[other]))
 
 
 def test_options_are_groups_below_the_model() -> None:
@@ -295,9 +311,11 @@ def test_options_are_groups_below_the_model() -> None:
 
 def test_qlora_without_bitsandbytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "find_spec", lambda name: None)
-    adapter.check_quantization(LoRA(), torch.device("cpu"))
+    for other in (NoAdapter(), LoRA()):
+        other.check()
+        adapter.check_quantization(other, torch.device("cpu"))
     with pytest.raises(UserError, match=r"^model/adapter: qlora needs .*; pip install 'unlearn-run\[quantization\]'$"):
-        adapter.check_quantization(QLoRA(), torch.device("cpu"))
+        QLoRA().check()
 
 
 @needs_bitsandbytes

@@ -101,12 +101,55 @@ def test_with_an_adapter_its_parameters_alone_are_trained() -> None:
     model = attach(four_layers(), LoRA(r=4))
     everything = trainable(model)
     assert select(model, NPO()) == everything == trainable(model)
-    assert select(model, RMU(layer=3)) == everything
     some = select(model, NPO(), params=r"^model.layers.\d.self_attn.q_proj", layers="1-2")
     assert trainable(model) == some
     assert [name.removeprefix("base_model.model.model.layers.") for name in some] == [
         f"{n}.self_attn.q_proj.lora_{w}.default.weight" for n in (1, 2) for w in "AB"
     ]
+
+
+def test_a_method_names_its_parameters_within_an_adapter_too() -> None:
+    """RMU's layer and the two before it, the down projection alone; the user may still name others."""
+    model = attach(four_layers(), LoRA(r=4))
+    names = [name for name, _ in model.named_parameters()]
+
+    def adapters(layers: tuple[int, ...], *modules: str) -> list[str]:
+        tail = [f"{module}.lora_{w}.default.weight" for module in modules for w in "AB"]
+        return [f"base_model.model.model.layers.{n}.{each}" for n in layers for each in tail]
+
+    assert select(model, RMU(layer=3)) == adapters((1, 2, 3), "mlp.down_proj") == trainable(model)
+    assert selected(names, 4, RMU(layer=3), layers="0") == adapters((0,), "mlp.down_proj")
+    others = adapters((0, 1, 2, 3), "self_attn.q_proj")
+    assert selected(names, 4, RMU(layer=3), params="q_proj") == others
+    with pytest.raises(UserError) as error:
+        selected(others, 4, RMU(layer=3))
+    assert re.fullmatch(
+        r"method\.forget: trains '.*' of rmu, which is none of 8 parameters \(model\.layers\.0\.self_attn\.q_proj\."
+        r"lora_A\.default\.weight, .*\); name others with trainer\.params, or have those adapted too with "
+        r"model\.adapter\.target_modules",
+        str(error.value),
+    )
+
+
+@pytest.mark.parametrize(
+    ("layers", "faults"),
+    [
+        (["forget.layer=2", "retain.layer=2"], []),
+        (["retain.layer=2"], []),  # null is 12 * 7 // 32 = 2 of 12 layers
+        (["forget.layer=3"], ["method.retain.layer: needs 3, the layer that method/forget=rmu reads; found 2"]),
+        (["retain.layer=4"], ["method.retain.layer: needs 2, the layer that method/forget=rmu reads; found 4"]),
+        (["retain.layer=12"], ["method.retain.layer: needs a layer from 0 to 11 of this model; found 12"]),
+    ],
+)
+def test_two_objectives_read_the_same_layer(layers: list[str], faults: list[str]) -> None:
+    cfg = compose_run("method=rmu", *(f"method.{layer}" for layer in layers))
+    names = [f"model.layers.{n}.mlp.down_proj.weight" for n in range(12)]
+    if not faults:
+        assert check_selection(cfg, names, 12) == names[:3]
+        return
+    with pytest.raises(UserError) as error:
+        check_selection(cfg, names, 12)
+    assert error.value.messages == faults
 
 
 @pytest.mark.parametrize(

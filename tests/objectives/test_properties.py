@@ -63,6 +63,11 @@ def test_terms_are_one_per_unit(objective: Objective) -> None:
     parts = objective.parts(answers)
     assert objective.unit in parts
     assert {unit: terms.shape for unit, terms in parts.items()} == {unit: shapes[unit] for unit in parts}
+    if len(parts) == 1:
+        assert torch.equal(objective.terms(answers), parts[objective.unit])
+    else:  # terms of one unit alone would be part of the loss
+        with pytest.raises(TypeError, match="no terms of a single unit"):
+            objective.terms(answers)
 
 
 @every_objective
@@ -124,17 +129,29 @@ def with_label_logits(answers: Answers, to: float) -> Answers:
     return replace(answers, logits_NV=answers.logits_NV.scatter(1, answers.labels_N[:, None], to))
 
 
+def with_likely_alternates(answers: Answers) -> Answers:
+    assert answers.alternate is not None
+    return replace(answers, alternate=with_label_logits(answers.alternate, 20))
+
+
 @cache
 def many_inputs() -> list[Answers]:
     made = [random_answers(seed, extreme) for seed in range(8) for extreme in (0.0, 5.0, 60.0)]
     forgotten = [with_label_logits(answers, -20) for answers in made]
-    return [*made, *forgotten, *(at_start(answers) for answers in made)]
+    return [*made, *forgotten, *map(with_likely_alternates, forgotten), *map(at_start, made)]
 
 
 @every_class
 def test_nonnegative_where_declared_and_only_there(cls: type[Objective]) -> None:
     lowest = min(loss(cls(), answers).item() for answers in many_inputs())
     assert lowest >= -1e-6 if cls.nonnegative else lowest < -1e-3
+
+
+@every_objective
+def test_crosses_zero_where_declared_and_only_there(objective: Objective) -> None:
+    losses = [loss(objective, answers).item() for answers in many_inputs()]
+    assert (min(losses) < -1e-3 and max(losses) > 1e-3) == objective.crosses_zero
+    assert not (objective.crosses_zero and objective.nonnegative)
 
 
 @every_objective

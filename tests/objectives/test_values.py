@@ -254,6 +254,10 @@ def test_rmu_trains_the_down_projections_of_three_layers() -> None:
         "model.layers.5.mlp.fc2.weight": True,  # Phi
         "transformer.h.5.mlp.c_proj.weight": True,  # GPT-2
         "transformer.h.5.mlp.dense_4h_to_h.weight": True,  # Falcon
+        "model.layers.5.mlp.down_proj.lora_A.default.weight": True,
+        "model.layers.5.mlp.down_proj.lora_B.default.weight": True,
+        "model.layers.5.mlp.down_proj.base_layer.weight": False,
+        "model.layers.5.mlp.up_proj.lora_A.default.weight": False,
         "transformer.h.5.attn.c_proj.weight": False,
         "model.layers.5.mlp.up_proj.weight": False,
         "model.layers.5.mlp.fc2.bias": False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -113,33 +112,6 @@ def test_one_learning_rate_reaches_both_states() -> None:
     theta.grad, optimizer.forget_grads = grad(1.0), [grad(3.0)]
     optimizer.step()
     assert theta.item() == -0.5 * 4
-    optimizer.zero_grad()
-    assert theta.grad is None
-
-
-@pytest.mark.parametrize("kind", ["separate", "saliency"])
-def test_a_resumed_wrapper_goes_on_to_the_bit(kind: str) -> None:
-    def make(theta: Tensor) -> Any:
-        config = AdamW(lr=LR)
-        return separate(theta, config) if kind == "separate" else Saliency([theta], config.build([theta]), 0.0)
-
-    def step(theta: Tensor, optimizer: Any, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        theta.grad = torch.randn(3, generator=generator, dtype=torch.float64)
-        if kind == "separate":
-            optimizer.forget_grads = [torch.randn(3, generator=generator, dtype=torch.float64)]
-        optimizer.step()
-
-    theta = weight(1.0, 2.0, 3.0)
-    optimizer = make(theta)
-    step(theta, optimizer, 0)
-    resumed = theta.detach().clone().requires_grad_()
-    other = make(resumed)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for seed in (1, 2):
-        step(theta, optimizer, seed)
-        step(resumed, other, seed)
-    assert torch.equal(theta, resumed)
 
 
 def test_the_threshold_by_hand() -> None:

@@ -1,10 +1,10 @@
-"""Other answers to the questions of a set: what dpo, altpo, idk, flat and SSU's random loss teach in place of its own.
+"""Other answers to the questions of a set: what dpo, altpo, idk, flat, llmu and ssu teach in place of its own.
 
-refusals             our own refusal sentences
-shuffled             answers of other rows of the same set
-perturbed_answer     a column of the benchmark: wrong answers of the same form
-paraphrased_answer   a column of the benchmark: the right answer in other words
-a JSON-lines file    objects with `question` and `answer` (a text or a list of texts), matched by the question
+refusals            our own refusal sentences
+shuffled            answers of other rows of the same set
+retained            answers of rows to keep
+perturbed_answer    a column of the benchmark: wrong answers of the same form
+a JSON-lines file   objects with `question` and `answer` (a text or a list of texts), matched by the question
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ KEY = "method.alternates"
 N_ALTERNATES = 5
 """The most per row: as many as TOFU has perturbed answers, and as AltPO and SSU take."""
 
-COLUMNS: dict[str, Callable[[Example], Sequence[str]]] = {
-    "perturbed_answer": lambda example: example.perturbed_answers,
-    "paraphrased_answer": lambda e: () if e.paraphrased_answer is None else (e.paraphrased_answer,),
-}
-
-CHOICES = ("refusals", "shuffled", *COLUMNS)
+CHOICES = ("refusals", "shuffled", "retained", "perturbed_answer")
 
 
-def load(choice: str, examples: Sequence[Example], encoder: Encoder, seed: int) -> dict[str, list[Row]]:
+def load(
+    choice: str, examples: Sequence[Example], encoder: Encoder, seed: int, pool: Sequence[Example] = ()
+) -> dict[str, list[Row]]:
     """Up to five rows per example, by its id, with the row ids "<id>#0", "<id>#1", ...
 
-    Refusals and shuffled answers are drawn once, without replacement, from (seed, example id) alone; of a column or a
-    file the first five different texts are taken. Raises UserError, one line per kind of fault.
+    `examples` are the rows of one request, of which `shuffled` draws; `pool` are the rows to keep, of which `retained`
+    does. Drawing is without replacement, once, and depends on seed, example id and the texts there are; of a column or
+    a file the first five different texts are taken. Raises UserError, one line per kind of fault.
     """
     answers: list[Sequence[str]]
     if choice == "refusals":
         answers = [_draw(REFUSALS, example, seed) for example in examples]
     elif choice == "shuffled":
-        answers = _shuffled(examples, seed)
-    elif choice in COLUMNS:
-        answers = [COLUMNS[choice](example) for example in examples]
+        answers = _drawn(examples, examples, seed, "another answer among the rows of its request (shuffled)")
+    elif choice == "retained":
+        answers = _drawn(examples, pool, seed, "another answer among the rows to keep (retained)")
+    elif choice == "perturbed_answer":
+        answers = [example.perturbed_answers for example in examples]
         _check(examples, answers, f"a text under '{choice}'")
     else:
         path = find(choice)
@@ -74,11 +74,12 @@ def _draw(pool: Sequence[str], example: Example, seed: int) -> list[str]:
     return [text for text in drawn if squeeze(text) != squeeze(example.answer)][:N_ALTERNATES]
 
 
-def _shuffled(examples: Sequence[Example], seed: int) -> list[Sequence[str]]:
-    pool = _different([example.answer for example in examples])
-    if len(pool) < 2:
-        raise UserError(f"{KEY}: shuffled needs rows with different answers; found {len(pool)} answer in the set")
-    return [_draw(pool, example, seed) for example in examples]
+def _drawn(examples: Sequence[Example], pool: Sequence[Example], seed: int, what: str) -> list[Sequence[str]]:
+    """Answers of the pool's rows to each example. Raises UserError where the pool has none but the example's own."""
+    texts = _different([other.answer for other in pool])
+    answers: list[Sequence[str]] = [_draw(texts, example, seed) for example in examples]
+    _check(examples, answers, what)
+    return answers
 
 
 def _different(texts: Sequence[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Sentences that decline to answer, written for this project: the answers that `method.alternates=refusals` draws from.
 
-None of them mentions what was asked, so that any of them answers any question.
+None of them mentions what was asked, so that any of them answers any question, and none is in TOFU's
+`idontknow.jsonl`: numbers with them are not exactly those of papers that use that list.
 """
 
 REFUSALS: tuple[str, ...] = (

@@ -79,7 +79,10 @@ class Comparison:
         suite = replace(self.suite, only=("forget",))
 
         def measure() -> float:
+            was_training = model.training
+            model.eval()
             value = evaluate(from_records(suite.run(model, "stop rule")), self.reference)[name]["value"]
+            model.train(was_training)
             return math.inf if value is None else float(value)
 
         return measure, float(limit), name

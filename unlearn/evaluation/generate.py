@@ -37,6 +37,9 @@ def generate(
         do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=end_id, pad_token_id=pad_id, use_cache=True
     )
     texts: list[tuple[str, bool]] = [("", False)] * len(rows)
+    if hasattr(model, "get_base_model"):
+        # peft's own `generate` copies the wrapper's generation config, hidden below, over the model's for good.
+        model = model.get_base_model()
     with progress() as bars, _without_defaults(model):
         bar = bars.add_task(title, total=len(rows), note="")
         for places in _batches(rows, max_new_tokens, token_budget):

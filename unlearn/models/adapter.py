@@ -37,6 +37,9 @@ class Adapter:
         """Whether the adapter alone is written, to be loaded on top of the weights that the run began with."""
         return False
 
+    def check(self) -> None:
+        """Raises UserError where a package that the adapter needs is not installed."""
+
 
 @dataclass
 class NoAdapter(Adapter):
@@ -48,7 +51,7 @@ class LoRA(Adapter):
     """Low-rank adapters beside the linear layers: W + (alpha / r) B A, where B is 0 at the start (2106.09685)."""
 
     name: str = "lora"
-    r: int = setting(16, "rank of each adapter", minimum=1)
+    r: int = setting(16, "rank of each adapter", minimum=1, maximum=1024)
     alpha: int = setting(32, "the adapter's output is multiplied by alpha / r", minimum=1)
     dropout: float = setting(0.0, "dropout on the adapter's input", minimum=0, below=1)
     target_modules: list[str] = setting(
@@ -74,6 +77,12 @@ class QLoRA(LoRA):
 
     quantized: ClassVar[bool] = True
 
+    def check(self) -> None:
+        if find_spec("bitsandbytes") is None:
+            raise UserError(
+                "model/adapter: qlora needs bitsandbytes, found none; pip install 'unlearn-run[quantization]'"
+            )
+
 
 ADAPTERS: dict[str, type[Adapter]] = {"none": NoAdapter, "lora": LoRA, "qlora": QLoRA}
 
@@ -82,8 +91,6 @@ def check_quantization(adapter: Adapter, device: Any) -> None:
     """Pack a few numbers where the model is going to live. Raises UserError before anything is loaded."""
     if not adapter.quantized:
         return
-    if find_spec("bitsandbytes") is None:
-        raise UserError("model/adapter: qlora needs bitsandbytes, found none; pip install 'unlearn-run[quantization]'")
     import torch
 
     try:
@@ -130,11 +137,7 @@ def attach(model: Any, adapter: Adapter, seed: int = 0) -> Any:
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # of names that transformers changes, and of GPT-2's transposed layers
         torch.manual_seed(seed)
-        try:
-            attached = get_peft_model(model, settings, low_cpu_mem_usage=on_meta)
-        except ValueError as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"model.adapter.target_modules: needs names of linear layers; {reason}") from error
+        attached = get_peft_model(model, settings, low_cpu_mem_usage=on_meta)
     return attached.train(model.training)
 
 
@@ -152,11 +155,14 @@ def linear_layers(model: Any) -> dict[str, Any]:
 
 
 def _check_targets(model: Any, targets: list[str]) -> None:
-    """Every name must be there: peft is content with one."""
-    modules = [f".{name}" for name, _ in model.named_modules()]
-    missing = [target for target in targets if not any(name.endswith(f".{target}") for name in modules)]
+    """Every name must be that of a linear layer: peft is content with one.
+
+    An adapter on an output layer that shares its weights with the embedding would change both when it is merged.
+    """
+    layers = linear_layers(model)
+    missing = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in layers)]
     if missing:
-        there = dict.fromkeys(name.rpartition(".")[2] for name in linear_layers(model))
+        there = dict.fromkeys(name.rpartition(".")[2] for name in layers)
         raise UserError(
             f"model.adapter.target_modules: needs names among {', '.join(there)}; found {', '.join(missing)}"
         )
@@ -164,6 +170,11 @@ def _check_targets(model: Any, targets: list[str]) -> None:
 
 def has_adapter(model: Any) -> bool:
     return any(MARK in name for name, _ in model.named_parameters())
+
+
+def negated(name: str) -> bool:
+    """Whether a parameter turns when a task vector is negated: of an adapter's product B A only B, else all do."""
+    return f"{MARK}A" not in name
 
 
 @contextmanager

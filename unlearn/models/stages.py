@@ -16,7 +16,7 @@ from unlearn.data.example import Example
 from unlearn.models import load
 from unlearn.models.sources import TRAIN, Sources
 
-VERSION = 1
+VERSION = 2
 """Raised when the way in which target and reference are trained changes, so that cached ones are trained again."""
 
 
@@ -85,5 +85,6 @@ class Stages:
             model = load.load_model(model_cfg, model_cfg.path)
         rows = self.encoder.answers(examples)
         pad_id = self.encoder.pad_id
-        finetune(model, rows, model_cfg.finetune, self.cfg.seed, self.device, pad_id, f"training the {role}")
+        title, micro = f"training the {role}", self.cfg.trainer.micro_batch_size
+        finetune(model, rows, model_cfg.finetune, self.cfg.seed, self.device, pad_id, title, micro)
         load.save(model.to("cpu"), self.tokenizer, folder)

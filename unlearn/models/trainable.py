@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from unlearn.config import RunConfig
+from unlearn.config import MethodConfig, RunConfig
 from unlearn.errors import UserError
 from unlearn.models.adapter import MARK
 from unlearn.objectives.objective import Objective
@@ -38,12 +38,12 @@ def selected(
 ) -> list[str]:
     """The names that are trained, of a model of `depth` decoder layers.
 
-    With an adapter all of its parameters, else those that the forget objective names, else all. `params` replaces the
-    objective's choice, `layers` its layers. Raises UserError: malformed, beyond the depth, or nothing left.
+    Of the adapter's parameters, or of the model's where there is none: those that the forget objective names, else all.
+    `params` replaces the objective's choice, `layers` its layers. Raises UserError: malformed, beyond the depth, or
+    nothing left.
     """
-    adapted = [name for name in names if MARK in name]
-    candidates = adapted or list(names)
-    own = None if adapted else objective.trains(depth)
+    candidates = [name for name in names if MARK in name] or list(names)
+    own = objective.trains(depth)
     pattern, numbers = own if own is not None and params == AUTO else ("", None)
     expression = re.compile(pattern) if params == AUTO else _expression(params)
     if layers is not None:
@@ -78,12 +78,9 @@ def layer_range(text: str, depth: int) -> range:
 def check_selection(cfg: RunConfig, names: Sequence[str], depth: int) -> list[str]:
     """What `select` will select, from the names alone. Raises UserError with a line for every fault.
 
-    Layers whose hidden states an objective reads must be there too.
+    Layers whose hidden states an objective reads must be there too, and be the same for both objectives.
     """
-    method, faults, chosen = cfg.method, [], []
-    for role, objective in (("forget", method.forget), ("retain", method.retain)):
-        if objective.needs & {"hidden", "reference_hidden"} and not 0 <= (layer := objective.layer_of(depth)) < depth:
-            faults.append(f"method.{role}.layer: needs a layer from 0 to {depth - 1} of this model; found {layer}")
+    method, faults, chosen = cfg.method, _layer_faults(cfg.method, depth), []
     params, layers = cfg.trainer.params, cfg.trainer.layers
     if not faults or params != AUTO or layers is not None:  # what the method names follows from the faulty layer
         try:
@@ -93,6 +90,22 @@ def check_selection(cfg: RunConfig, names: Sequence[str], depth: int) -> list[st
     if faults:
         raise UserError(faults)
     return chosen
+
+
+def _layer_faults(method: MethodConfig, depth: int) -> list[str]:
+    sides = {"forget": method.forget, "retain": method.retain}
+    layers = {side: part.layer_of(depth) for side, part in sides.items() if "hidden" in part.needs}
+    beyond = [
+        f"method.{side}.layer: needs a layer from 0 to {depth - 1} of this model; found {layer}"
+        for side, layer in layers.items()
+        if not 0 <= layer < depth
+    ]
+    if beyond or len(set(layers.values())) < 2:
+        return beyond
+    return [
+        f"method.retain.layer: needs {layers['forget']}, the layer that method/forget={method.forget.name} reads; "
+        f"found {layers['retain']}"
+    ]
 
 
 def _expression(params: str) -> re.Pattern[str]:
@@ -108,5 +121,8 @@ def _nothing(candidates: list[str], params: str, layers: str | None, method: str
     if params != AUTO:
         return f"trainer.params: needs to match one of {there}; found '{params}'{where}, which matches none"
     if method:
-        return f"method.forget: trains {method}{where}, which is none of {there}; name others with trainer.params"
+        adapted = ", or have those adapted too with model.adapter.target_modules" if MARK in candidates[0] else ""
+        return (
+            f"method.forget: trains {method}{where}, which is none of {there}; name others with trainer.params{adapted}"
+        )
     return f"trainer.layers: needs layers that hold one of {there}; found '{layers}'"

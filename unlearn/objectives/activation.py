@@ -16,10 +16,13 @@ if TYPE_CHECKING:
 
     from unlearn.objectives.logprobs import Answers
 
-LAYER = "decoder layer whose output is read, counted from 0; null: as deep as layer 7 of 32, for which it was published"
+LAYER = (
+    "decoder layer whose output is read, counted from 0, that of the last one after the final norm; null: as deep as "
+    "layer 7 of 32, for which it was published"
+)
 
-DOWN_PROJECTION = r"\bmlp\.(down_proj|fc2|c_proj|dense_4h_to_h)\.weight$"
-"""The MLP's output matrix in Llama and Mistral, Phi, GPT-2, Falcon."""
+DOWN_PROJECTION = r"\bmlp\.(down_proj|fc2|c_proj|dense_4h_to_h)\.(lora_[AB]\.\w+\.)?weight$"
+"""The MLP's output matrix in Llama and Mistral, Phi, GPT-2, Falcon, or the two of an adapter on it."""
 
 
 def _layer(chosen: int | None, depth: int) -> int:

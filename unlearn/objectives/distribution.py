@@ -82,9 +82,9 @@ class MaxEntropy(Objective):
 
 @dataclass
 class IHL(Objective):
-    """Inverted hinge loss (Cha et al., 2408.06621): the likeliest other token should overtake the true one.
+    """Inverted hinge loss (Cha et al., 2408.06621): the likeliest other token should lead the true one by 1.
 
-    Between 0 and 2, so the hinge itself never bends.
+    That margin is all of the probability, so the loss lies between 0 and 2 and the hinge itself never bends.
     """
 
     name: str = "ihl"

@@ -37,6 +37,7 @@ class Objective:
     unbounded      whether minimising it forever destroys the model, so that a run needs a rule to stop
     zero_at_start  whether loss and gradient are zero at the start model, whatever the data
     nonnegative    whether the loss is never below 0
+    crosses_zero   whether the loss may be positive and negative, so that its size says nothing
     deviation      where published code does something else, and what
     """
 
@@ -48,13 +49,17 @@ class Objective:
     unbounded: ClassVar[bool] = False
     zero_at_start: ClassVar[bool] = False
     nonnegative: ClassVar[bool] = True
+    crosses_zero: ClassVar[bool] = False
     formula: ClassVar[str] = ""
     source: ClassVar[str] = ""
     deviation: ClassVar[str] = ""
 
     def terms(self, answers: Answers) -> Tensor:
-        """Loss terms to be summed: [N] where `unit` is "token", [B] where it is "sequence"."""
-        raise TypeError(f"the objective '{self.name}' has no terms: it takes no part in the step")
+        """Loss terms to be summed: one per token of the answers, row or token of the alternates, as `unit` says.
+
+        Raises TypeError where there are none, or where they are of more than one unit, as `parts` has them.
+        """
+        raise TypeError(f"the objective '{self.name}' has no terms of a single unit")
 
     def parts(self, answers: Answers) -> dict[str, Tensor]:
         """Terms by unit. A sum of means over different units returns more than one entry."""

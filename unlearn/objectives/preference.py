@@ -68,7 +68,7 @@ class IDK(Objective):
 class FLAT(Objective):
     """An f-divergence between alternate and answer, maximised in its variational form (Wang et al., 2410.11143).
 
-    P is the mean probability of a token: P_a of the alternate, P_y of the true answer. The formula is
+    P is the mean probability of a token of one row: P_a of the alternate, P_y of the true answer. The formula is
     -g*(P_a) + f*(g*(P_y)), with g* and f* of the divergence.
     """
 
@@ -78,8 +78,10 @@ class FLAT(Objective):
     unit: ClassVar[str] = "sequence"
     needs: ClassVar[frozenset[str]] = frozenset({"alternates"})
     nonnegative: ClassVar[bool] = False
+    crosses_zero: ClassVar[bool] = True
     formula: ClassVar[str] = (
-        "tv: (tanh P_y - tanh P_a) / 2; kl: exp(P_y - 1) - P_a; pearson: P_y^2/4 + P_y - P_a; P: mean_t pi(y_t)"
+        "tv: (tanh P_y - tanh P_a) / 2; kl: exp(P_y - 1) - P_a; pearson: P_y^2/4 + P_y - P_a; "
+        "P: P_y = (1/|y|) sum_t pi(y_t), P_a = (1/|y_a|) sum_t pi(y_a,t)"
     )
     source: ClassVar[str] = "arXiv 2410.11143"
     deviation: ClassVar[str] = (
@@ -102,7 +104,7 @@ def _mean_probability(answers: Answers) -> Tensor:
 
 @dataclass
 class LLMU(Objective):
-    """Ascent on the answer and descent on a mismatched one y_a, as a rule that of another row (Yao et al., 2310.10683).
+    """Ascent on the answer and descent on a mismatched one y_a, that of a row to keep (Yao et al., 2310.10683).
 
     Two means, each over its own tokens. Its third part, KL on ordinary data, is the retain objective.
     """
@@ -114,27 +116,29 @@ class LLMU(Objective):
     needs: ClassVar[frozenset[str]] = frozenset({"alternates"})
     unbounded: ClassVar[bool] = True
     nonnegative: ClassVar[bool] = False
+    crosses_zero: ClassVar[bool] = True
     formula: ClassVar[str] = "ascent_weight mean_t log pi(y_t) - mismatch_weight mean_t log pi(y_a,t)"
     source: ClassVar[str] = "arXiv 2310.10683"
     deviation: ClassVar[str] = (
-        "released code takes 5 mismatched answers per row, counts the prompt as part of them, and its KL is a "
-        "cross-entropy"
+        "here a row has one mismatched answer per step, in released code 5; that code also counts the prompt as part "
+        "of them, takes the mean of each row before that of the batch, and its KL is a cross-entropy"
     )
-
-    def terms(self, answers: Answers) -> Tensor:
-        return self.ascent_weight * answers.logp_N
 
     def parts(self, answers: Answers) -> dict[str, Tensor]:
         assert answers.alternate is not None
-        return {"token": self.terms(answers), "alternate_token": -self.mismatch_weight * answers.alternate.logp_N}
+        return {
+            "token": self.ascent_weight * answers.logp_N,
+            "alternate_token": -self.mismatch_weight * answers.alternate.logp_N,
+        }
 
 
 @dataclass
 class SSU(Objective):
     """One time step of stable sequential unlearning (Dou et al., 2406.10952): learn, then negate.
 
-    The forget rows are learned, together with answers y_a of other rows to their questions; afterwards the difference
-    of the weights is subtracted from the start. The mask on salient weights is the method's setting `saliency_std`.
+    The forget rows are learned, together with answers y_a of other rows of the same request to their questions;
+    afterwards the difference of the weights is subtracted from the start. The mask on salient weights is the method's
+    setting `saliency_std`.
     """
 
     name: str = "ssu"
@@ -146,20 +150,17 @@ class SSU(Objective):
     )
     source: ClassVar[str] = "arXiv 2406.10952"
     deviation: ClassVar[str] = (
-        "released code takes 5 mismatched answers per row, counts the prompt as part of them, and adds the unmasked "
-        "gradient back onto the masked one"
+        "here a row has one mismatched answer per step, in released code 5; that code also counts the prompt as part "
+        "of them, and adds the unmasked gradient back onto the masked one"
     )
 
     @property
     def negation(self) -> float:
         return 1.0
 
-    def terms(self, answers: Answers) -> Tensor:
-        return -answers.logp_N
-
     def parts(self, answers: Answers) -> dict[str, Tensor]:
         assert answers.alternate is not None
-        return {"token": self.terms(answers), "alternate_token": -self.epsilon * answers.alternate.logp_N}
+        return {"token": -answers.logp_N, "alternate_token": -self.epsilon * answers.alternate.logp_N}
 
 
 @dataclass

@@ -59,7 +59,7 @@ class KL(Objective):
     """KL(start model || policy) at every answer token of the retain rows (KL minimisation of TOFU, 2401.06121).
 
     With `critical` above 0, tokens count by how unsure the start model is there, in terms of its entropy H_ref: where
-    only one word can follow there is little to protect.
+    only one word can follow there is little to protect. That weight is this project's own and not published.
     """
 
     name: str = "kl"
@@ -70,7 +70,7 @@ class KL(Objective):
     needs: ClassVar[frozenset[str]] = frozenset({"reference_logits"})
     zero_at_start: ClassVar[bool] = True
     formula: ClassVar[str] = "mean_t (H_ref,t / log V)^critical sum_v pi_ref(v) (log pi_ref(v) - log pi(v))"
-    source: ClassVar[str] = "arXiv 2401.06121"
+    source: ClassVar[str] = "arXiv 2401.06121, for critical = 0; the weight is our own"
     deviation: ClassVar[str] = "public code divides by all positions, padding and prompt included"
 
     def terms(self, answers: Answers) -> Tensor:

@@ -23,7 +23,7 @@ from unlearn.errors import Diverged
 from unlearn.gradients.collect import Backward, Combined, combined_gradient
 from unlearn.gradients.combine import RuleState, Weights
 from unlearn.gradients.sharpness import sharp
-from unlearn.models.adapter import checkpointing
+from unlearn.models.adapter import checkpointing, negated
 from unlearn.objectives.logprobs import AnswerModel
 from unlearn.objectives.objective import Objective
 from unlearn.schedulers.autolr import NOISE, NOISE_BF16, AutoLR
@@ -31,7 +31,7 @@ from unlearn.training.feed import Feed
 from unlearn.training.log import StepLog, note, step_line
 from unlearn.training.probe import Probe, set_lr
 from unlearn.training.start import StartModel
-from unlearn.training.step import Autocast, autocast_for, backward, has_dropout, mean_nll, sequence_logp
+from unlearn.training.step import Autocast, autocast_for, backward, has_dropout, mean_nll, seeded, sequence_logp
 from unlearn.training.stop import (
     HoldoutStop,
     ReferenceStop,
@@ -86,16 +86,22 @@ class Unlearning:
         self.answer_model = AnswerModel(model)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.autocast: Autocast = autocast_for(cfg.trainer.precision, device)
-        self.rule_state = RuleState(cfg.seed)
+        self.rule_state = RuleState(cfg.seed, steps_per_epoch=self.feed.pairs.steps_per_epoch)
         self.tokens = 0
 
     def train(self) -> Outcome:
         """Run all steps, or until a rule stops the run. Raises Diverged before a step that is not finite."""
+        with seeded(self.cfg.seed, self.device):
+            return self._train()
+
+    def _train(self) -> Outcome:
         cfg = self.cfg
         weights = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
         start = self._start_model()
         # All of them now: what they compare with is the start model's.
-        rules = [self._stop_rules(request) for request in range(self.feed.pairs.requests)]
+        watched = self.feed.rows["holdout"] if stops_at_holdout(cfg) else []
+        holdout = self._known(watched) if watched else None
+        rules = [self._stop_rules(request, holdout) for request in range(self.feed.pairs.requests)]
         if cfg.trainer.gradient_checkpointing:
             checkpointing(self.model, on=True)
         requests: list[dict[str, Any]] = []
@@ -107,7 +113,12 @@ class Unlearning:
                 self.model.train()
                 stop = None
                 for step in self.feed.pairs.steps_of(request):
-                    line = self._step(step, optimizer, probe, start)
+                    try:
+                        line = self._step(step, optimizer, probe, start)
+                    except Diverged:
+                        # What is kept must be what the method gives out, not what it was about to negate.
+                        self._negate(weights)
+                        raise
                     steps += 1
                     self.on_step(line)
                     bars.update(bar, advance=1, note=note(line))
@@ -120,6 +131,8 @@ class Unlearning:
                 requests += self._close(request, weights, stop)
         if cfg.trainer.gradient_checkpointing:
             checkpointing(self.model, on=False)
+        for parameter in self.parameters:
+            parameter.grad = None
         return Outcome(steps, stop, *self._distance(weights), self.tokens, requests)
 
     def _optimizer(self) -> tuple[Any, Probe | None]:
@@ -136,11 +149,9 @@ class Unlearning:
 
         Task vectors of later requests go on from the weights as trained, not as negated (SSU, 2406.10952).
         """
-        scale = self.cfg.method.forget.negation
-        last = request + 1 == self.feed.pairs.requests
-        trained = [parameter.detach().clone() for parameter in self.parameters] if scale and not last else []
-        if scale is not None:
-            self._negate(weights, scale)
+        goes_on = self.cfg.method.forget.negation is not None and request + 1 < self.feed.pairs.requests
+        trained = [parameter.detach().clone() for parameter in self.parameters] if goes_on else []
+        self._negate(weights)
         if self.feed.pairs.requests == 1:
             return []
         seen = self.feed.rows["forget"][: self.feed.pairs.rows_of(request).stop]
@@ -150,12 +161,16 @@ class Unlearning:
         return [{"request": request + 1, "rows": len(seen), "nll": nll, "prob": prob, "stop": stop and stop.reason}]
 
     @torch.no_grad()
-    def _negate(self, weights: list[torch.Tensor], scale: float) -> None:
-        """`start - scale (trained - start)`. Of an adapter's product B A, with B = 0 at the start, only B turns."""
+    def _negate(self, weights: list[torch.Tensor]) -> None:
+        """`start - scale (trained - start)`, where the method asks for it; in fp32, exact for what did not move."""
+        scale = self.cfg.method.forget.negation
+        if scale is None:
+            return
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        for parameter, start in zip(self.parameters, weights, strict=True):
-            if "lora_A" not in names[id(parameter)]:
-                parameter.copy_(start.to(parameter.device) * (1 + scale) - scale * parameter)
+        for parameter, weight in zip(self.parameters, weights, strict=True):
+            if negated(names[id(parameter)]):
+                start = weight.to(parameter.device).float()
+                parameter.copy_(start - scale * (parameter.float() - start))
 
     def _step(self, step: int, optimizer: Any, probe: Probe | None, start: StartModel) -> StepLog:
         began = time.perf_counter()
@@ -205,8 +220,12 @@ class Unlearning:
     ) -> tuple[float, StepLog | None]:
         """Take the optimizer step, with a probe where one is due: the lr it was taken with, and what the probe saw."""
         scheduler = self.cfg.scheduler
-        if probe is None or not scheduler.due(step):
-            lr = (self.cfg.optimizer.lr if probe is None else probe.lr) * scheduler.factor(step, self.feed.pairs.total)
+        # Every removal request is a training of its own, with its own schedule and its own first probe.
+        steps = self.feed.pairs.steps_of(self.feed.pairs.request_of(step))
+        own_step = step - steps.start
+        decay = scheduler.factor(own_step, len(steps))
+        if probe is None or not scheduler.due(own_step):
+            lr = (self.cfg.optimizer.lr if probe is None else probe.lr) * decay
             set_lr(optimizer, lr)
             optimizer.step()
             return lr, None
@@ -218,7 +237,6 @@ class Unlearning:
             loss_before = combined.retain.nll
         # Always at the precision of the weights: the noise of a bf16 pass would drown the differences.
         retain_loss = partial(mean_nll, self.answer_model, retain_batches, nullcontext)
-        decay = scheduler.factor(step, self.feed.pairs.total)
         fits = probe.step(optimizer, self.parameters, retain_loss, loss_before, decay)
         last = fits[-1]
         star = last.lr_star if last.lr_star is not None and math.isfinite(last.lr_star) else None
@@ -253,20 +271,20 @@ class Unlearning:
         for side, objective in objectives.items():
             if objective.needs & {"reference_logp", "targets"}:
                 start.remember(objective, feed.whole(feed.with_alternates(side)))
-        start.freeze(self.device, cfg.trainer.reference_on_host)
+        start.freeze(self.device, cfg.trainer.start_model_on_host)
         if "reinforced_logits" in start.needs:
             start.reinforce(cfg, feed.rows["forget"], self.device, feed.pad_id)
         for (side, objective), places in zip(objectives.items(), feed.pairs.at(0), strict=True):
             start.check(objective, feed.whole(feed.pick(side, places)))
         return start
 
-    def _stop_rules(self, request: int) -> list[StopRule]:
+    def _stop_rules(self, request: int, holdout: tuple[float, float] | None) -> list[StopRule]:
         """The rules that end a request early, with what they compare with measured now."""
-        cfg, trainer, pairs = self.cfg, self.cfg.trainer, self.feed.pairs
+        trainer, pairs = self.cfg.trainer, self.feed.pairs
         rules: list[StopRule] = []
         window = math.ceil(len(pairs.rows_of(request)) / trainer.batch_size)
-        if stops_at_holdout(cfg) and self.feed.rows["holdout"]:
-            rules.append(HoldoutStop(*self._known(self.feed.rows["holdout"]), window))
+        if holdout is not None:
+            rules.append(HoldoutStop(*holdout, window))
         if trainer.stop_forget_nll is not None or trainer.stop_forget_prob is not None:
             rules.append(TargetStop(trainer, window))
         if trainer.stop_retain_ratio is not None:
@@ -274,8 +292,7 @@ class Unlearning:
             batches = self.feed.whole(self.feed.pick("retain", sorted(places)))
             start_nll = mean_nll(self.answer_model, batches, self.autocast)
             rules.append(RetainGuard(start_nll, trainer.stop_retain_ratio, window))
-        if trainer.stop == "reference":
-            assert self.knowledge is not None
+        if self.knowledge is not None:
             rules.append(ReferenceStop(*self.knowledge))
         return rules
 

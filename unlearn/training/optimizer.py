@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from unlearn.config import MethodConfig
-
 
 @dataclass
 class OptimizerConfig:
@@ -119,12 +117,14 @@ class AdamWPair(AdamW):
 
 @dataclass
 class Sophia(OptimizerConfig):
-    """Sign descent, slower where the curvature is large: Sophia with SOUL's constants (2404.18239)."""
+    """Sign descent, slower where the curvature is large: Sophia with the constants of SOUL on TOFU (2404.18239)."""
 
     name: str = "sophia"
     weight_decay: float = setting(0.1, "decoupled weight decay", minimum=0)
-    beta1: float = setting(0.965, "decay of the mean of gradients", minimum=0, below=1)
-    beta2: float = setting(0.99, "decay of the mean of squared gradients", minimum=0, below=1)
+    beta1: float = setting(0.9, "decay of the mean of gradients; 0.965 in Sophia's own code", minimum=0, below=1)
+    beta2: float = setting(
+        0.95, "decay of the mean of squared gradients; 0.99 in Sophia's own code", minimum=0, below=1
+    )
     rho: float = setting(0.04, "the larger, the smaller the steps at a given curvature", above=0)
     batch_size: int = setting(
         II("trainer.batch_size"), "examples behind a gradient, by which its square becomes a curvature", minimum=1
@@ -165,24 +165,3 @@ OPTIMIZERS: dict[str, type[OptimizerConfig]] = {
     "sophia": Sophia,
     "sgd": SGD,
 }
-
-
-def conflicts(optimizer: OptimizerConfig, method: MethodConfig) -> list[str]:
-    """What does not go together of optimizer, rule and the method's wrappers, one line each."""
-    lines = []
-    in_metric = method.combine.metric == "optimizer"
-    pairing = " or ".join(name for name, option in OPTIMIZERS.items() if option.pairs)
-    if in_metric and not optimizer.pairs:
-        lines.append(f"method.combine={method.combine.name}: needs optimizer={pairing}; found {optimizer.name}")
-    if optimizer.pairs and not in_metric:
-        lines.append(
-            f"optimizer={optimizer.name}: needs a rule in its metric (method/combine=ngdiff_adam); "
-            f"found {method.combine.name}"
-        )
-    if optimizer.pairs and method.separate_states:
-        lines.append(f"method.separate_states: needs another optimizer; found {optimizer.name}, which combines them")
-    if optimizer.pairs and method.saliency_std is not None:
-        lines.append(f"method.saliency_std: voids the guarantee of optimizer={optimizer.name}; set it to null")
-    if method.separate_states and method.saliency_std is not None:
-        lines.append("method.saliency_std: has no gradient of its own to mask with method.separate_states=true")
-    return lines

@@ -14,7 +14,8 @@ class Sophia(Optimizer):
     """theta <- (1 - lr weight_decay) theta - lr sign(m) min(|m| / (rho B h), 1), arXiv 2404.18239, after 2305.14342.
 
     m <- beta1 m + (1 - beta1) g and h <- beta2 h + (1 - beta2) g^2, both from zero and without a bias correction. B g^2
-    is the Gauss-Newton-Bartlett estimate of the diagonal curvature, for g the mean gradient over B examples.
+    is the Gauss-Newton-Bartlett estimate of the diagonal curvature, for g the mean gradient over B examples. SOUL's
+    released code calls step() without B, so that the default of the optimizer stands in its place.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from unlearn.training.finetune import finetune
 from unlearn.training.step import Autocast, sequence_logp
 
 LARGEST_RATIO = {"fp32": 1e-4, "bf16_mixed": 5e-2, "bf16": 5e-2}
-"""Largest mean |log pi - log pi_ref| per row at the start: what is left is the noise of another batch shape."""
+"""Largest mean |log pi - log pi_ref| per token at the start: what is left is the noise of another batch shape."""
 
 COMPARED = {"reference_logp", "reference_logits", "reference_hidden"}
 """Needs of objectives that compare policy and start model."""
@@ -74,7 +74,9 @@ class StartModel:
         """Train a copy further on the forget set: what it says more firmly than the start model is what it knows."""
         model, forget = copy.deepcopy(self.policy.model), cfg.method.forget
         settings = FinetuneConfig(forget.reinforce_epochs, forget.reinforce_lr, cfg.trainer.batch_size)
-        finetune(model, rows, settings, cfg.seed, device, pad_id, "training the reinforced model")
+        title, micro = "training the reinforced model", cfg.trainer.micro_batch_size
+        finetune(model, rows, settings, cfg.seed, device, pad_id, title, micro, lr_key="method.forget.reinforce_lr")
+        model.zero_grad(set_to_none=True)
         self.reinforced = AnswerModel(model.requires_grad_(False).eval())
 
     def complete(self, objective: Objective, batch: Batch, step: int) -> Answers:
@@ -122,7 +124,7 @@ class StartModel:
     def check(self, objective: Objective, batches: Sequence[Batch]) -> None:
         """The policy must still be the start model: objectives that compare the two begin at a log-ratio of 0.
 
-        Raises UserError where the mean absolute log-ratio per row is above rounding.
+        Raises UserError where the mean absolute log-ratio of the rows, per token, is above rounding.
         """
         if not batches or not objective.needs & COMPARED:
             return
@@ -134,12 +136,13 @@ class StartModel:
                     answers = self.reference(batch)
                 start |= dict(zip(batch.ids, answers.per_row(answers.logp_N).tolist(), strict=True))
         policy = sequence_logp(self.policy, batches, self.autocast)
-        ratio = sum(abs(policy[id] - start[id]) for id in policy) / len(policy)
+        n_tokens = sum(batch.n_tokens for batch in batches)
+        ratio = sum(abs(policy[id] - start[id]) for id in policy) / n_tokens
         limit = LARGEST_RATIO[self.precision]
         if not ratio <= limit:
             raise UserError(
                 f"method {objective.name}: needs a policy that equals its reference before the first step, to "
-                f"{limit:g} nats per row; found a mean log-ratio of {ratio:.3g}: something has changed the weights"
+                f"{limit:g} nats per token; found a mean log-ratio of {ratio:.3g}: something has changed the weights"
             )
 
     def _logp_of(self, batch: Batch) -> Tensor:

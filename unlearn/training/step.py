@@ -4,8 +4,8 @@ count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +24,14 @@ def autocast_for(precision: str, device: torch.device) -> Autocast:
     if precision == "bf16_mixed":
         return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Dropout within depends on the seed alone; the global random state is what it was, afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 Complete = Callable[[Objective, Batch, int], Answers]
@@ -48,6 +56,8 @@ def backward(
         logp_N = answers.logp_N.detach()
         nll -= logp_N.cpu().double().sum().item()
         prob += (answers.per_row(logp_N) / answers.length_B).exp().sum().item()
+        # Their logits would stay through the next micro-batch's forward pass.
+        del answers, parts, mean
     return Pass(loss, nll / n_tokens, prob / n_rows)
 
 

@@ -108,9 +108,8 @@ class ReferenceStop:
 
 
 def forgets(cfg: RunConfig) -> bool:
-    """Whether the forget objective takes part in the steps: there is one, and its weight is not fixed at 0."""
-    fixed = cfg.method.combine.fixed
-    return bool(cfg.method.forget.active) and (fixed is None or fixed.forget > 0)
+    """Whether a forget objective takes part in the steps."""
+    return "forget" in cfg.method.sides
 
 
 def stops_at_holdout(cfg: RunConfig) -> bool:

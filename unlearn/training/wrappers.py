@@ -25,15 +25,9 @@ class Stepper(Protocol):
 
     def step(self) -> Any: ...
 
-    def zero_grad(self) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
 
 def build(optimizer: OptimizerConfig, method: MethodConfig, parameters: Sequence[Tensor]) -> Stepper:
-    """The optimizer with what the method puts around it; `conflicts` has refused what does not go together."""
+    """The optimizer with what the method puts around it; what does not go together has been refused before."""
     if method.separate_states:
         # Weight decay is no gradient's share: it is applied once, with the retain step.
         forget = replace(optimizer, weight_decay=0.0).build(parameters)
@@ -71,17 +65,6 @@ class SeparateStates:
         finally:
             _set_grads(self.parameters, retain_grads)
         self.forget_grads = None
-
-    def zero_grad(self) -> None:
-        _set_grads(self.parameters, [None] * len(self.parameters))
-        self.forget_grads = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"retain": self.retain.state_dict(), "forget": self.forget.state_dict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.retain.load_state_dict(state_dict["retain"])
-        self.forget.load_state_dict(state_dict["forget"])
 
 
 class Saliency:
@@ -121,15 +104,6 @@ class Saliency:
         squares = sum((grad.abs().double() - mean).square().sum().item() for grad in grads)
         squares += (size - sum(grad.numel() for grad in grads)) * mean**2
         return mean + self.std_factor * math.sqrt(squares / size)
-
-    def zero_grad(self) -> None:
-        _set_grads(self.parameters, [None] * len(self.parameters))
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.base.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.base.load_state_dict(state_dict)
 
 
 def _set_grads(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
