@@ -234,3 +234,30 @@ def test_a_start_model_that_never_saw_the_forget_set_is_noticed(
 ) -> None:
     out = small(tmp_path / "blank", cache, "method=none", "suite.generate=false")
     assert "the start model hardly knows the forget set" in (out / "run.log").read_text()
+
+
+@pytest.mark.parametrize("generate", [True, False])
+def test_the_reference_stop_measures_as_an_evaluation_does(generate: bool, cache: Path, tmp_path: Path) -> None:
+    """In eval mode, on the forget set alone, against the reference's value of the same metric."""
+    from unlearn.evaluation.suite import Suite
+
+    seen: list[tuple[bool, tuple[str, ...]]] = []
+    score = Suite.run
+
+    def watched(self: Suite, model: Any, title: str) -> Any:
+        if title == "stop rule":
+            seen.append((model.training, tuple(self.rows())))
+        return score(self, model, title)
+
+    words = ("method=gdiff", "scheduler=constant", "trainer.stop=reference", "optimizer.lr=0.01", "trainer.epochs=30")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Suite, "run", watched)
+        out = small(
+            tmp_path / "run", cache, *words, "trainer.max_steps=null", f"suite.generate={str(generate).lower()}"
+        )
+    assert seen
+    assert set(seen) == {(False, ("forget",))}
+    results = json.loads((out / "results.json").read_text())
+    name = "forget.rouge_l_recall" if generate else "forget.prob"
+    assert results["stop"]["reason"].startswith(f"after an epoch {name} of ")
+    assert results["after"][name]["value"] <= results["reference"][name]["value"] + 1e-6

@@ -119,16 +119,10 @@ WARNED = [
     (["method=idk", "method.alternates=perturbed_answer"], ["method.alternates=perturbed_answer: truth ratio and "]),
     (["method=altpo", "method.alternates=retained"], []),
     (["method=altpo", "suite=none"], []),
-    # PDU's 5 epochs: 40 rows of the embedded forget10, 400 of the published one, in batches of 32 by default.
-    (["method=pdu", "trainer.epochs=5"], ["method.combine=pdu: its weights never move, because they wait for 5 epochs "
-      "of at least 2 steps, and trainer.epochs=5 is no more than that"]),
+    (["method=pdu", "trainer.epochs=5"], ["method.combine=pdu: its weights never move, because they wait for 5 epochs, "
+      "and trainer.epochs=5 is no more than that"]),
     (["method=pdu", "trainer.epochs=6"], []),
-    (["method=pdu", "trainer.max_steps=10"], ["method.combine=pdu: its weights never move"]),
-    (["method=pdu", "trainer.max_steps=11"], []),
-    (["method=pdu", "trainer.max_steps=65", "data.source=./tofu"], ["method.combine=pdu: its weights never move"]),
-    (["method=pdu", "trainer.max_steps=65", "data.source=./tofu", "data.limit.forget=300"], []),
-    (["method=pdu", "trainer.max_steps=20", "data.source=./tofu", "data.anchor=retain", "data.limit.retain=100"],
-     ["method.combine=pdu: its weights never move"]),
+    (["method=pdu", "trainer.epochs=5", "trainer.max_steps=65"], ["trainer.epochs: has no effect, because "]),
     # Precision and optimizer states.
     (["method=npo_sam", "trainer.precision=bf16", "optimizer.lr=1e-3"], ["method.sam_rho=0.01: is a distance over "]),
     (["method=npo_sam", "trainer.precision=bf16", "model/adapter=lora"], []),

@@ -66,3 +66,14 @@ def test_where_an_answer_ends(answer: str, format: FormatConfig, text: str, hit_
     _, _, tokenizer, encoder = tiny_setup()
     new = tokenizer(answer, add_special_tokens=False).input_ids
     assert _text(tokenizer, new, encoder.end, format, len(new)) == (text, hit_limit)
+
+
+def test_an_adapter_keeps_the_generation_config_that_came_with_the_weights() -> None:
+    from unlearn.models.adapter import LoRA, attach, merged
+
+    model = tiny_model()
+    plain = texts(model, 3, 10_000)
+    model.generation_config.repetition_penalty = 5.0
+    adapted = attach(model, LoRA(), 0)
+    assert texts(adapted, 3, 10_000) == plain
+    assert merged(adapted).generation_config.repetition_penalty == 5.0

@@ -5,17 +5,12 @@ Read off what the parts declare of themselves, as in method_checks.py.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from unlearn.config import RunConfig
-from unlearn.data import embedded
 from unlearn.gradients.combine import RuleState
 from unlearn.schedulers.autolr import AutoLR
 from unlearn.training.optimizer import AdamW
-
-ROWS_PER_PERCENT = 40
-"""Of TOFU's 4,000 rows; its splits are named after their per cent."""
 
 
 class Idle(NamedTuple):
@@ -88,25 +83,14 @@ def _of_the_rule(cfg: RunConfig) -> list[str]:
 
 
 def _waiting(cfg: RunConfig) -> list[str]:
-    """A rule that begins to learn from the losses when the run is over."""
+    """A rule that begins to learn from the losses when the run is over, as far as epochs tell."""
     rule, trainer = cfg.method.combine, cfg.trainer
-    per_epoch = _steps_per_epoch(cfg)
-    end = trainer.max_steps or trainer.epochs * per_epoch
-    if not cfg.method.sides or not 0 < end <= rule.waits * per_epoch:
+    if not cfg.method.sides or trainer.max_steps is not None or trainer.epochs > rule.waits:
         return []
-    found = f"epochs={trainer.epochs}" if trainer.max_steps is None else f"max_steps={trainer.max_steps}"
     return [
-        f"method.combine={rule.name}: its weights never move, because they wait for {rule.waits} epochs of at least "
-        f"{per_epoch} steps, and trainer.{found} is no more than that"
+        f"method.combine={rule.name}: its weights never move, because they wait for {rule.waits} epochs, and "
+        f"trainer.epochs={trainer.epochs} is no more than that"
     ]
-
-
-def _steps_per_epoch(cfg: RunConfig) -> int:
-    """At least: the forget rows are known by number, and no retain set is smaller unless it is cut."""
-    data = cfg.data
-    known = len(embedded.tofu(data.split)) if data.source == "embedded" else ROWS_PER_PERCENT * int(data.split[-2:])
-    limit = data.limit.forget if data.anchor == "forget" else data.limit.retain
-    return math.ceil(min(known, limit or known) / cfg.trainer.batch_size)
 
 
 def _of_the_wrappers(cfg: RunConfig) -> list[str]:

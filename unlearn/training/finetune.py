@@ -34,21 +34,6 @@ def finetune(
     Each step's loss is divided by its true count of answer tokens, however it is cut into micro-batches. Order of rows
     and dropout depend on the seed alone. A run that diverges names `lr_key`.
     """
-    with seeded(seed, device):
-        return _finetune(model, rows, config, seed, device, pad_id, title, micro_batch_size, lr_key)
-
-
-def _finetune(
-    model: Any,
-    rows: Sequence[Row],
-    config: FinetuneConfig,
-    seed: int,
-    device: torch.device,
-    pad_id: int,
-    title: str,
-    micro_batch_size: int | None,
-    lr_key: str,
-) -> float:
     micro = micro_batch_size or config.batch_size
     model.to(device).train()
     answer_model = AnswerModel(model)
@@ -58,7 +43,7 @@ def _finetune(
     total = config.epochs * steps_per_epoch
     batches: list[list[int]] = []
     nll_sum, n_tokens = 0.0, 0
-    with progress() as bars:
+    with seeded(seed, device), progress() as bars:
         bar = bars.add_task(title, total=total, note="")
         for step in range(total):
             epoch, part = divmod(step, steps_per_epoch)

@@ -91,10 +91,6 @@ class Unlearning:
 
     def train(self) -> Outcome:
         """Run all steps, or until a rule stops the run. Raises Diverged before a step that is not finite."""
-        with seeded(self.cfg.seed, self.device):
-            return self._train()
-
-    def _train(self) -> Outcome:
         cfg = self.cfg
         weights = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
         start = self._start_model()
@@ -106,7 +102,7 @@ class Unlearning:
             checkpointing(self.model, on=True)
         requests: list[dict[str, Any]] = []
         steps, stop = 0, None
-        with progress() as bars:
+        with seeded(cfg.seed, self.device), progress() as bars:
             bar = bars.add_task("unlearning", total=self.feed.pairs.total, note="")
             for request in range(self.feed.pairs.requests):
                 optimizer, probe = self._optimizer()
