@@ -39,7 +39,7 @@ CONFLICT = [vectors for vectors in PAIRS if gram(*vectors).rf < 0]
 AGREEMENT = [vectors for vectors in PAIRS if gram(*vectors).rf >= 0]
 
 
-def close(found: Tensor, expected: Tensor, scale: float | Tensor = 1.0) -> None:
+def assert_close(found: Tensor, expected: Tensor, scale: float | Tensor = 1.0) -> None:
     """Equal to 1e-9 of the length that rounding is to be measured by."""
     assert float((found - expected).norm()) <= 1e-9 * max(float(scale), float(expected.norm()))
 
@@ -87,11 +87,13 @@ def test_imtl_g_nash_and_normalised_mgda_are_ngdiff_at_another_length() -> None:
     for vectors in PAIRS:
         g = first_update(NGDiff(), vectors)
         retain, forget = (float(vector.norm()) for vector in vectors)
-        close(
+        assert_close(
             first_update(IMTLG(), vectors), retain * forget / (retain + forget) * g, retain * forget / (retain + forget)
         )
-        close(first_update(Nash(), vectors), g / math.sqrt(1 + cosine(vectors)), 1 / math.sqrt(1 + cosine(vectors)))
-        close(first_update(MGDA(normalize="l2"), vectors), g / 2)
+        assert_close(
+            first_update(Nash(), vectors), g / math.sqrt(1 + cosine(vectors)), 1 / math.sqrt(1 + cosine(vectors))
+        )
+        assert_close(first_update(MGDA(normalize="l2"), vectors), g / 2)
 
 
 def test_ngdiff_adam_goes_against_neither_gradient_after_preconditioning() -> None:
@@ -115,18 +117,20 @@ def test_ngdiff_adam_goes_against_neither_gradient_after_preconditioning() -> No
 def test_without_conflict_pcgrad_is_the_sum_and_gru_the_forget_gradient() -> None:
     for vectors in AGREEMENT:
         retain, forget = vectors
-        close(first_update(PCGrad(), vectors), retain + forget)
-        close(first_update(GRU(), vectors), forget)
-        close(first_update(GRU(retain_weight=0.1), vectors), forget + 0.1 * retain)
+        assert_close(first_update(PCGrad(), vectors), retain + forget)
+        assert_close(first_update(GRU(), vectors), forget)
+        assert_close(first_update(GRU(retain_weight=0.1), vectors), forget + 0.1 * retain)
 
 
 def test_in_conflict_pcgrad_and_gru_project() -> None:
     for vectors in CONFLICT:
         retain, forget = vectors
         scale = retain.norm() + forget.norm()
-        close(first_update(PCGrad(), vectors), retain - along(retain, forget) + forget - along(forget, retain), scale)
+        assert_close(
+            first_update(PCGrad(), vectors), retain - along(retain, forget) + forget - along(forget, retain), scale
+        )
         d = first_update(GRU(), vectors)
-        close(d, forget - along(forget, retain), scale)
+        assert_close(d, forget - along(forget, retain), scale)
         assert float(d @ retain) == pytest.approx(0, abs=1e-9 * float(scale * retain.norm()))
 
 
@@ -135,7 +139,7 @@ def test_blur_is_the_retain_gradient_off_the_forget_gradient(gamma: float) -> No
     for vectors in PAIRS:
         retain, forget = vectors
         d = first_update(BLUR(gamma=gamma), vectors)
-        close(d, retain - along(retain, forget) + gamma * forget, retain.norm() + forget.norm())
+        assert_close(d, retain - along(retain, forget) + gamma * forget, retain.norm() + forget.norm())
         assert float(d @ forget) == pytest.approx(
             gamma * float(forget @ forget), rel=1e-6, abs=1e-9 * float(retain.norm())
         )
@@ -151,7 +155,7 @@ def test_hamu_is_the_best_step_for_the_retain_loss_that_meets_quota_and_radius(q
         d = first_update(HAMU(quota=quota), vectors)
         assert float(d.norm()) <= radius * slack
         if quota > radius * float(forget.norm()):
-            close(d, radius * forget / forget.norm())
+            assert_close(d, radius * forget / forget.norm())
             continue
         within_reach += 1
         assert float(d @ forget) * slack >= quota
@@ -227,7 +231,7 @@ def least_bound(vectors: Pair, radius: float) -> float:
 
 def test_cagrad_goes_from_the_mean_to_mgda() -> None:
     for vectors in PAIRS:
-        close(first_update(CAGrad(c=0), vectors), first_update(Linear(), vectors) / 2)
+        assert_close(first_update(CAGrad(c=0), vectors), first_update(Linear(), vectors) / 2)
         far, shortest = first_update(CAGrad(c=1e6), vectors), first_update(MGDA(), vectors)
         torch.testing.assert_close(far / far.norm(), shortest / shortest.norm(), atol=1e-3, rtol=0)
 
@@ -238,14 +242,16 @@ def test_aligned_mtl_brings_all_singular_values_to_the_smallest() -> None:
         u, sigma, vt = np.linalg.svd(jacobian, full_matrices=False)
         aligned = sigma[-1] * u @ vt
         np.testing.assert_allclose(np.linalg.svd(aligned)[1][:2], sigma[-1], rtol=1e-9)
-        close(first_update(AlignedMTL(), vectors), torch.from_numpy(aligned.sum(axis=0)), float(vectors[0].norm()))
+        assert_close(
+            first_update(AlignedMTL(), vectors), torch.from_numpy(aligned.sum(axis=0)), float(vectors[0].norm())
+        )
 
 
 def test_aligned_mtl_keeps_a_single_direction_as_long_as_it_is() -> None:
     """Parallel gradients: the sum, whether they agree or not."""
     for case in ("parallel", "the same", "opposite"):
         retain, forget = pair(case)
-        close(first_update(AlignedMTL(), (retain, forget)), retain + forget)
+        assert_close(first_update(AlignedMTL(), (retain, forget)), retain + forget)
 
 
 # Losses and draws

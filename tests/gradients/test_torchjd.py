@@ -24,10 +24,10 @@ SAME: list[tuple[jd.Aggregator, CombineRule, float | None]] = [
 @pytest.mark.parametrize(("theirs", "ours", "factor"), SAME, ids=lambda value: getattr(value, "name", ""))
 def test_agreement(theirs: jd.Aggregator, ours: CombineRule, factor: float | None) -> None:
     for vectors in random_pairs(count=20, dimension=7):
-        agree(theirs, ours, factor, vectors)
+        assert_agree(theirs, ours, factor, vectors)
 
 
-def agree(theirs: jd.Aggregator, ours: CombineRule, factor: float | None, vectors: Pair) -> None:
+def assert_agree(theirs: jd.Aggregator, ours: CombineRule, factor: float | None, vectors: Pair) -> None:
     expected, found = theirs(torch.stack(vectors)), first_update(ours, vectors)
     if factor is None:
         expected, found = expected / expected.norm(), found / found.norm()
