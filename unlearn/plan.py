@@ -74,13 +74,14 @@ def prepare(cfg: RunConfig) -> Prepared:
     sources = model_sources.resolve(cfg, benchmark)
     tokenizer = stages.tokenizer_for(cfg, benchmark, sources)
     encoder = Encoder(tokenizer, cfg.model.format, cfg.model.max_length)
+    # Before the rows are encoded: that takes seconds, and a fault of the model is known without them.
+    device = pick_device(cfg)
+    check_quantization(cfg.model.adapter, device)
+    size = measure(cfg, sources, tokenizer)
     sets = {"forget": benchmark.sets["forget"], "retain": benchmark.retained, "holdout": benchmark.sets["holdout"]}
     rows = {name: encoder.answers(examples) for name, examples in sets.items()}
     for examples in benchmark.evaluated().values():
         encoder.variants(examples)
-    device = pick_device(cfg)
-    check_quantization(cfg.model.adapter, device)
-    size = measure(cfg, sources, tokenizer)
     alternates = load_alternates(cfg, sets, encoder)
     prepared = Prepared(cfg, benchmark, sources, tokenizer, encoder, rows, alternates, device, size)
     check_disk(prepared)

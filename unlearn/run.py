@@ -139,9 +139,8 @@ def load_start(prepared: Prepared, target: Stage) -> Any:
 def train(prepared: Prepared, model: Any, recorder: Recorder, comparison: Comparison) -> None:
     """Train in place and record every step. Raises UserError where nothing changed at all."""
     from unlearn.training.loop import Unlearning
-    from unlearn.training.stop import forgets
 
-    watches = prepared.cfg.trainer.stop == "reference" and forgets(prepared.cfg)
+    watches = prepared.cfg.trainer.stop == "reference" and "forget" in prepared.cfg.method.sides
     knowledge = comparison.knowledge(model) if watches else None
     outcome = Unlearning(
         prepared.cfg,

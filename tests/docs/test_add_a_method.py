@@ -44,7 +44,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Objective]]:
     monkeypatch.setitem(FORGET, name, node)
     monkeypatch.setitem(GROUPS["method/forget"], name, node)
     yield node
-    ConfigStore.instance().repo["method"]["forget"].pop(f"{name}.yaml", None)
+    # Where nothing has been composed in this process yet, nothing is stored.
+    ConfigStore.instance().repo.get("method", {}).get("forget", {}).pop(f"{name}.yaml", None)
 
 
 def test_the_page_is_short() -> None:

@@ -319,8 +319,7 @@ def test_the_warm_up_of_pdu_is_in_epochs() -> None:
     assert [w.retain for w in found] == pytest.approx([10] * 7 + [15, 20])
 
 
-def test_rules_that_learn_from_losses_never_leave_a_pass_out() -> None:
-    """With a weight of 0 its loss would not be seen again."""
+def test_rules_that_learn_from_losses_never_leave_an_objective_out() -> None:
     assert take_steps(PDU(multiplier=0), [(pair("acute"), Losses(0, 1))])[0].retain > 0
     for losses in (Losses(0.0, 1.0), Losses(1.0, 0.0), Losses(1e30, 1e-30)):
         assert min(take_steps(FAMO(), [(pair("acute"), losses)] * 3)[-1]) > 0

@@ -10,7 +10,7 @@ from unlearn.gradients.rule import CombineRule, Gram, Losses, RuleState, Weights
 from unlearn.setting import setting
 
 SEEN = 1e-12
-"""Least weight of a rule that learns from losses: with 0 the pass would be left out, and its loss never seen again."""
+"""Least weight of a rule that learns from losses: neither objective is ever left out of the update altogether."""
 
 
 @dataclass

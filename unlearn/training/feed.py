@@ -11,12 +11,11 @@ from unlearn.config import RunConfig
 from unlearn.data.batches import Batch, Pairing, by_length, micro_batches
 from unlearn.data.encode import Row
 from unlearn.objectives.objective import Objective
-from unlearn.training.stop import forgets
 
 
 def pairing(cfg: RunConfig, n_forget: int, n_retain: int) -> Pairing:
     """Order of rows; without a forget objective the retain set is what an epoch visits."""
-    trainer, forgetting = cfg.trainer, forgets(cfg)
+    trainer, forgetting = cfg.trainer, "forget" in cfg.method.sides
     return Pairing(
         n_forget,
         n_retain,

@@ -107,12 +107,7 @@ class ReferenceStop:
         return f"after an epoch {self.name} of {known:.3f} is at most the reference's {self.reference:.3f}"
 
 
-def forgets(cfg: RunConfig) -> bool:
-    """Whether a forget objective takes part in the steps."""
-    return "forget" in cfg.method.sides
-
-
 def stops_at_holdout(cfg: RunConfig) -> bool:
     """Whether this run watches the holdout: asked for, or on its own for objectives that never end."""
     wanted = cfg.trainer.stop == "holdout" or (cfg.trainer.stop == "auto" and cfg.method.forget.unbounded)
-    return forgets(cfg) and wanted
+    return "forget" in cfg.method.sides and wanted
