@@ -15,7 +15,7 @@ install: .venv/installed ## create .venv with the package and its tested depende
 .venv/installed: pyproject.toml constraints.txt
 	@echo "Installing into .venv (some minutes) ..."
 	@$(PYTHON) -m venv .venv
-	@.venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,quantization]'
+	@.venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,quantization,lm-eval]'
 	@touch $@
 
 run: install ## unlearn on the embedded model and data, then report: the first run trains the model
@@ -24,8 +24,9 @@ run: install ## unlearn on the embedded model and data, then report: the first r
 test: install ## run every test
 	@.venv/bin/pytest -n auto --maxprocesses 8 $(ARGS)
 
-docs: install ## make docs/methods.md anew from the code and the presets
+docs: install ## make docs/methods.md and docs/metrics.md anew from the code and the presets
 	@.venv/bin/python -m unlearn.cli.methods_page docs/methods.md
+	@.venv/bin/python -m unlearn.cli.metrics_page docs/metrics.md
 
 lint: install ## check rules, layout and types
 	@.venv/bin/ruff check

@@ -9,6 +9,7 @@ import torch
 
 from tests.helpers import compose_run, tiny_setup
 from unlearn import memory, plan
+from unlearn.data.benchmark import even
 from unlearn.errors import UserError
 from unlearn.memory import ModelSize
 from unlearn.models.sources import TRAIN, Sources
@@ -27,7 +28,20 @@ def prepared(size: ModelSize, *texts: str) -> Prepared:
     rows = {name: encoder.answers(benchmark.sets[name]) for name in ("forget", "retain", "holdout")}
     sources = Sources("somewhere", None)
     cfg, device = compose_run(*texts), torch.device("cpu")
-    return Prepared(cfg, benchmark, sources, tokenizer, encoder, rows, alternates={}, device=device, size=size)
+    return Prepared(
+        cfg,
+        benchmark,
+        sources,
+        tokenizer,
+        encoder,
+        rows,
+        alternates={},
+        requests=benchmark.requests,
+        evaluated={},
+        scored={},
+        device=device,
+        size=size,
+    )
 
 
 def parts(size: ModelSize, *texts: str) -> dict[str, int]:
@@ -133,7 +147,7 @@ def test_shuffled_answers_stay_within_their_removal_request(requests: int) -> No
     _, benchmark, _, encoder = tiny_setup()
     cfg = compose_run("method=ssu", "method.alternates=shuffled", f"data.requests={requests}")
     sets = {"forget": benchmark.sets["forget"], "retain": benchmark.sets["retain"]}
-    found = plan.load_alternates(cfg, sets, encoder)
+    found = plan.load_alternates(cfg, sets, even(8, requests), encoder)
     answers = {tuple(row.input_ids[row.n_prompt :]): row.id for row in encoder.answers(sets["forget"])}
     parts = [range(8)] if requests == 1 else [range(2), range(2, 5), range(5, 8)]
     for part in parts:
@@ -149,7 +163,8 @@ def test_retained_answers_are_those_of_the_rows_to_keep() -> None:
     sets = {"forget": benchmark.sets["forget"], "retain": benchmark.sets["retain"]}
     answers = {tuple(row.input_ids[row.n_prompt :]) for row in encoder.answers(sets["retain"])}
     for words in (["method=llmu"], ["method=llmu", "data.requests=2"], ["method=idk_ap"]):
-        found = plan.load_alternates(compose_run(*words, "method.alternates=retained"), sets, encoder)
+        cfg = compose_run(*words, "method.alternates=retained")
+        found = plan.load_alternates(cfg, sets, even(8, cfg.data.requests), encoder)
         assert all(tuple(row.input_ids[row.n_prompt :]) in answers for rows in found.values() for row in rows)
         assert {example.id for example in sets["forget"]} <= found.keys()
 

@@ -107,11 +107,12 @@ class ModelConfig:
 class LimitConfig:
     """Shorten a set to its first rows; null keeps it whole."""
 
-    forget: int | None = setting(None, "rows to forget", minimum=1)
-    retain: int | None = setting(None, "rows to retain; those that can be scored come first", minimum=1)
-    holdout: int | None = setting(None, "rows that no model has seen", minimum=1)
-    real_authors: int | None = setting(None, "questions about real authors", minimum=1)
-    world_facts: int | None = setting(None, "questions about the world", minimum=1)
+    forget: int | None = setting(None, "rows or texts to forget", minimum=1)
+    retain: int | None = setting(None, "rows or texts to retain; those that can be scored come first", minimum=1)
+    holdout: int | None = setting(None, "rows or texts that no model has seen", minimum=1)
+    real_authors: int | None = setting(None, "TOFU's questions about real authors", minimum=1)
+    world_facts: int | None = setting(None, "TOFU's questions about the world", minimum=1)
+    questions: int | None = setting(None, "MUSE's questions and prompts, of each kind", minimum=1)
 
 
 @dataclass
@@ -119,7 +120,17 @@ class DataConfig:
     name: str = MISSING
     source: str = setting(II("model.data_source"), "embedded, hub, or a folder with the published files")
     hub_id: str = setting(MISSING, "the dataset on the hub")
-    split: str = setting("forget10", "which rows are forgotten", choices=("forget01", "forget05", "forget10"))
+    split: str = setting(
+        "forget10",
+        "which rows are forgotten: forget01, forget05 or forget10 of TOFU; raw (all), scal_1 to scal_4 (ever more) or "
+        "sust (four requests, one after the other) of MUSE",
+    )
+    subset: str | None = setting(None, "MUSE's corpus", choices=("news", "books"))
+    corpus: str = setting(
+        "raw",
+        "MUSE's texts to train on: raw, or the privleak texts where the others are missing",
+        choices=("raw", "privleak"),
+    )
     anchor: str = setting("forget", "set that one epoch visits once", choices=("forget", "retain"))
     requests: int = setting(
         1, "split the forget set into this many removal requests, forgotten one after the other", minimum=1
@@ -130,6 +141,11 @@ class DataConfig:
         "knowledge that the forget set is no part of), or a JSON-lines file with question and answer",
     )
     limit: LimitConfig = field(default_factory=LimitConfig)
+
+    @property
+    def key(self) -> str:
+        """What published models are listed under: "tofu", "muse-news"."""
+        return self.name if self.subset is None else f"{self.name}-{self.subset}"
 
 
 @dataclass
@@ -194,16 +210,37 @@ class TrainerConfig:
     device: str = setting(
         "auto", "cuda, mps or cpu; auto takes the first there is", choices=("auto", "cuda", "mps", "cpu")
     )
+    devices: int = setting(1, "processes that share the work, one for each device", minimum=1)
+    timeout_s: float = setting(1800.0, "how long the processes wait for one another before the run fails", above=0)
     save_model: bool = setting(True, "keep the final weights in the run folder")
 
 
 @dataclass
 class SuiteConfig:
     name: str = MISSING
+    benchmark: bool = setting(True, "score the sets of the benchmark")
     generate: bool = setting(True, "generate answers (ROUGE, model utility)")
-    max_new_tokens: int = setting(200, "longest generated answer", minimum=1)
+    max_new_tokens: int | None = setting(
+        None, "longest generated answer in tokens; null: the benchmark's own", minimum=1
+    )
+    paraphrased_questions: bool = setting(True, "ask the paraphrased questions too, where the benchmark has any")
+    perplexity: bool = setting(True, "read the generated answers with the reference model, where there is one")
+    tasks: list[str] = setting([], "tasks of lm-evaluation-harness (needs the extra lm-eval)")
+    task_folder: str | None = setting(None, "folder with tasks of your own for lm-evaluation-harness")
+    task_limit: int | None = setting(None, "examples of each of the tasks; null: all", minimum=1)
+    wmdp: list[str] = setting([], "WMDP's multiple-choice questions: bio, cyber, chem")
+    wmdp_source: str = setting("hub", "hub, or a folder with WMDP's files")
+    every_epochs: int | None = setting(None, "evaluate during training, after every so many epochs", minimum=1)
+    keep: str = setting("last", "which evaluated epoch's weights are kept: last, or a metric whose best value decides")
     token_budget: int = setting(8192, "padded tokens per evaluation batch", minimum=1)
+    canary: int = setting(
+        4, "answers that are also decoded plainly, one token at a time; differences are counted", minimum=0
+    )
     allow_missing_reference: bool = setting(False, "score what needs a reference as null where there is none")
+
+    @property
+    def measures(self) -> bool:
+        return bool(self.benchmark or self.tasks or self.wmdp)
 
 
 @dataclass

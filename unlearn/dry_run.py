@@ -31,19 +31,24 @@ def _data(prepared: Prepared) -> list[str]:
     benchmark = prepared.benchmark
     lines = [f"data       {benchmark.name} {benchmark.split} from {benchmark.source}"]
     lines += [f"           note: {label}" for label in benchmark.labels]
-    evaluated = benchmark.evaluated()
     prints, encoded = benchmark.fingerprints(), dict(prepared.rows)
     if "retained" in prints:
         # The retain objective sees other rows than the retain set: those are the ones that were encoded.
         encoded["retained"] = encoded.pop("retain")
     for name, print_ in prints.items():
-        examples, rows = benchmark.sets.get(name, benchmark.retained), encoded.get(name)
-        tokens = f", {answer_tokens(rows)} answer tokens" if rows else ""
-        cut = sum(row.truncated for row in rows) if rows else 0
-        scored = f", {len(evaluated[name])} scored" if name in evaluated else ""
-        if examples:
-            truncated = f", {cut} truncated" if cut else ""
-            lines.append(f"           {name}: {len(examples)} rows{scored}{tokens}{truncated} ({print_})")
+        bare = name.removesuffix(", scored")
+        trained = {**benchmark.sets, "retained": benchmark.retained}.get(name)
+        count = len(trained) if trained is not None else len(benchmark.evaluated[bare].examples)
+        rows = encoded.get(name) if trained is not None else prepared.scored[bare]
+        if not count:
+            continue
+        words = f"{len(rows)} windows of {count} texts" if rows and len(rows) > count else f"{count} rows"
+        if trained is not None and name in benchmark.evaluated and f"{name}, scored" not in prints:
+            words += f", {len(benchmark.evaluated[name].examples)} scored"
+        if rows:
+            cut = sum(row.truncated for row in rows)
+            words += f", {answer_tokens(rows)} answer tokens" + (f", {cut} truncated" if cut else "")
+        lines.append(f"           {name}: {words} ({print_})")
     return lines
 
 

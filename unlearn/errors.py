@@ -24,3 +24,9 @@ class Diverged(Exception):
     """A loss, a gradient norm or the update was not finite; the message names the step, the losses and the norms."""
 
     exit_code = DIVERGED
+
+
+class ProcessLost(Exception):
+    """One of a run's processes has ended or does not answer, so that the others cannot go on."""
+
+    exit_code = UNEXPECTED

@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 import unlearn
+from unlearn import ranks
 from unlearn.config import RunConfig
 from unlearn.console import log
 from unlearn.errors import UserError
@@ -39,21 +40,26 @@ class Recorder:
         self.cfg = cfg
         self.path = Path(cfg.output_dir)
         self.began = time.time()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(asdict(cfg))))
-        except OSError as error:
-            raise UserError(f"output_dir: cannot write '{self.path}': {error.strerror}") from None
+        if ranks.is_main():
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                (self.path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(asdict(cfg))))
+            except OSError as error:
+                raise UserError(f"output_dir: cannot write '{self.path}': {error.strerror}") from None
         self._results: dict[str, Any] = {
-            "schema": 1,
+            "schema": 2,
             "before": None,
             "after": None,
             "reference": None,
-            "labels": prepared.benchmark.labels,
+            "labels": list(prepared.benchmark.labels),
             "steps": 0,
             "stop": None,
             "requests": [],
             "weights": None,
+            "epochs": [],
+            "kept": None,
+            "damage": None,
+            "canary": {},
         }
         self._run: dict[str, Any] = {
             "status": "running",
@@ -69,11 +75,13 @@ class Recorder:
         }
         self._write("run.json", self._run)
         self._write("results.json", self._results)
-        self.tracker = make_tracker(cfg.logger.name)
+        self.tracker = make_tracker(cfg.logger.name if ranks.is_main() else "none")
         self.tracker.start(self.path, asdict(cfg), cfg.logger)
 
     def step(self, line: dict[str, Any]) -> None:
         """Append one optimizer step."""
+        if not ranks.is_main():
+            return
         finite = _finite(line)
         with (self.path / "metrics.jsonl").open("a") as stream:
             stream.write(json.dumps(finite) + "\n")
@@ -82,11 +90,30 @@ class Recorder:
 
     def results(self, stage: str, values: dict[str, Any]) -> None:
         """Store the metrics of one stage: before, after or reference."""
-        self._results[stage] = values
+        self.more(**{stage: values})
+        if stage == "after" and self._results["requests"]:
+            # After the last removal request the model is what it is after all of them.
+            self._results["requests"][-1]["values"] = values
+
+    def more(self, **facts: Any) -> None:
+        """Store other parts of results.json."""
+        self._results |= facts
         self._write("results.json", self._results)
 
+    def metrics(self, stage: str) -> dict[str, Any] | None:
+        """The stored metrics of a stage."""
+        found: dict[str, Any] | None = self._results[stage]
+        return found
+
+    def epoch(self, epoch: float, step: int, values: dict[str, Any]) -> None:
+        """Store what was measured in the middle of training."""
+        entry = {"epoch": epoch, "step": step, "values": values}
+        self._results["epochs"].append(entry)
+        self._write("results.json", self._results)
+        self.tracker.evaluation(entry)
+
     def outcome(self, outcome: Any) -> None:
-        """Store how training ended and how far it moved the weights."""
+        """Store how training ended, how far it moved the weights, and which of them were kept."""
         self._results |= {
             "steps": outcome.steps,
             "stop": asdict(outcome.stop) if outcome.stop else None,
@@ -96,6 +123,7 @@ class Recorder:
                 "tensors": outcome.tensors,
             },
             "requests": outcome.requests,
+            "kept": outcome.kept,
         }
         self._run["tokens"] = outcome.tokens
         self._write("results.json", self._results)
@@ -116,6 +144,8 @@ class Recorder:
 
     def finish(self, status: str, exit_code: int, error: str | None = None) -> None:
         """The last words, whatever happened: status, report, tracker."""
+        if not ranks.is_main():
+            return
         from unlearn.report.html import write_report
 
         self._run |= {
@@ -133,6 +163,8 @@ class Recorder:
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         """Replace the file in one move, so that a reader never sees half of it."""
+        if not ranks.is_main():
+            return
         partial = self.path / f".{name}.part"
         partial.write_text(json.dumps(_finite(content), indent=1, ensure_ascii=False) + "\n")
         partial.replace(self.path / name)

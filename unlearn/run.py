@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unlearn import ranks
 from unlearn.config import RunConfig
 from unlearn.console import console, log, logging_to
 from unlearn.dry_run import describe
@@ -37,7 +38,7 @@ def run(cfg: RunConfig, warnings: list[str]) -> None:
             print("\n".join(describe(prepared)))
             return
         recorder = Recorder(cfg, prepared)
-    with logging_to(recorder.path / "run.log"):
+    with logging_to(recorder.path / "run.log" if ranks.is_main() else None):
         status, exit_code, reason = "done", 0, None
         try:
             unlearn(prepared, recorder)
@@ -59,21 +60,23 @@ def unlearn(prepared: Prepared, recorder: Recorder) -> None:
     from unlearn.training.step import autocast_for
 
     cfg, device = prepared.cfg, prepared.device
-    log.info("%s on %s %s from %s", cfg.method.name, cfg.data.name, cfg.data.split, prepared.benchmark.source)
+    log.info("%s on %s %s from %s", cfg.method.name, cfg.data.key, cfg.data.split, prepared.benchmark.source)
     for label in prepared.benchmark.labels:
         log.info("%s", label)
     autocast = autocast_for(cfg.trainer.precision, device)
-    suite = Suite(cfg.suite, prepared.encoder, prepared.benchmark, device, autocast)
+    suite = Suite(cfg.suite, prepared.encoder, prepared.evaluated, prepared.scored, device, autocast)
     comparison = Comparison(cfg, suite, recorder.path / "records", prepared.sources.reason)
     stages = Stages(cfg, prepared.benchmark, prepared.tokenizer, prepared.encoder, device)
-    measured = cfg.suite.name != "none"
+    measured = cfg.suite.measures
 
     with recorder.stage("target") as facts:
         target = stages.target(prepared.sources)
         facts["cached"] = target.cached
+    reference: Stage | None = None
     if measured and prepared.sources.reference is not None:
         with recorder.stage("reference") as facts:
-            recorder.results("reference", reference_values(prepared, comparison, stages, facts))
+            values, reference = reference_values(prepared, comparison, stages, facts)
+            recorder.results("reference", values)
     model = load_start(prepared, target)
     if measured:
         with recorder.stage("before") as facts:
@@ -88,22 +91,37 @@ def unlearn(prepared: Prepared, recorder: Recorder) -> None:
             raise
     if measured:
         with recorder.stage("after"):
-            recorder.results("after", comparison.after(model))
+            recorder.results("after", comparison.measure("after", model))
     if prepared.trains:
         save_model(prepared, model, recorder)
+    if measured:
+        # The reference takes its place on the device.
+        del model
+        finish(prepared, recorder, comparison, reference)
+
+
+def finish(prepared: Prepared, recorder: Recorder, comparison: Comparison, reference: Stage | None) -> None:
+    """What needs all columns: the generated texts read by the reference, and who bears the brunt."""
+    suite = prepared.cfg.suite
+    if reference is not None and suite.perplexity and suite.generate:
+        with recorder.stage("perplexity"):
+            comparison.read_generations(loader(prepared, reference))
+            for column in ("reference", "before", "after"):
+                recorder.results(column, comparison.values(column))
+    recorder.more(damage=comparison.damage(), canary=comparison.canaries())
 
 
 def reference_values(
     prepared: Prepared, comparison: Comparison, stages: Stages, facts: dict[str, Any]
-) -> dict[str, Any]:
-    """Metrics of the reference, from a log or from a model that is trained where it has to be."""
+) -> tuple[dict[str, Any], Stage | None]:
+    """Metrics of the reference, from a log or from a model that is trained where it has to be; and that model."""
     source = prepared.sources.reference
     assert source is not None
     if prepared.sources.reference_is_log:
-        return dict(comparison.reference_from_log(Path(source)))
+        return dict(comparison.reference_from_log(Path(source))), None
     stage = stages.reference(prepared.sources)
     facts["cached"] = stage.cached
-    return dict(comparison.reference_from_model(stage.fingerprint, loader(prepared, stage)))
+    return dict(comparison.reference_from_model(stage.fingerprint, loader(prepared, stage))), stage
 
 
 def loader(prepared: Prepared, stage: Stage, in_4_bits: bool = False) -> Callable[[], Any]:
@@ -138,10 +156,18 @@ def load_start(prepared: Prepared, target: Stage) -> Any:
 
 def train(prepared: Prepared, model: Any, recorder: Recorder, comparison: Comparison) -> None:
     """Train in place and record every step. Raises UserError where nothing changed at all."""
+    from unlearn.training.keep import Keeper
     from unlearn.training.loop import Unlearning
 
+    suite = prepared.cfg.suite
     watches = prepared.cfg.trainer.stop == "reference" and "forget" in prepared.cfg.method.sides
     knowledge = comparison.knowledge(model) if watches else None
+
+    def on_epoch(epoch: float, steps: int) -> dict[str, Any]:
+        values = comparison.measure(f"epoch-{epoch:g}", model)
+        recorder.epoch(epoch, steps, values)
+        return dict(values)
+
     outcome = Unlearning(
         prepared.cfg,
         model,
@@ -151,6 +177,10 @@ def train(prepared: Prepared, model: Any, recorder: Recorder, comparison: Compar
         device=prepared.device,
         on_step=recorder.step,
         knowledge=knowledge,
+        requests=prepared.requests,
+        on_epoch=on_epoch if suite.measures else None,
+        keeper=Keeper(suite.keep, recorder.metrics("reference")),
+        on_request=(lambda request: comparison.measure(f"request-{request + 1}", model)) if suite.measures else None,
     ).train()
     recorder.outcome(outcome)
     if outcome.stop is not None:

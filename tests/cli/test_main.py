@@ -111,7 +111,10 @@ def test_all_bad_inputs_are_reported_at_once(lines: list[str]) -> None:
         ("model.tiny.hidden_size=90", ["model.tiny.hidden_size: needs a multiple of 2 * model.tiny.heads (8)"]),
         ("model.target=self", ["model.target: self needs weights"]),
         ("logger.tags=${seed}", ["logger.tags: needs a list such as [a,b]; found 0"]),
-        ("experiment=nothing", ["experiment: needs one of paper-ngdiff, tofu-llama-3.2-1b; found 'nothing'"]),
+        (
+            "experiment=nothing",
+            ["experiment: needs one of muse-books, muse-news, paper-ngdiff, tofu-llama-3.2-1b; found 'nothing'"],
+        ),
         (f"output_dir={__file__}/x", [f"output_dir: needs a folder; {__file__} is a file"]),
         ("output_dir=${nothing}", ["output_dir: ${nothing} cannot be resolved"]),
     ],

@@ -68,14 +68,19 @@ REFUSED = [
     (["method=gdiff", "optimizer=adamw_pair"], "optimizer=adamw_pair: needs a rule in its metric "),
     (["method=ngdiff_adam", "method.separate_states=true"], "method.separate_states: needs another optimizer; "),
     # Stops.
-    (["trainer.stop=reference", "suite=none"], "trainer.stop: reference needs a suite that measures what is known; "),
+    (["trainer.stop=reference", "suite=none"], "trainer.stop: reference needs a suite that scores the benchmark; "),
     (["trainer.stop=reference", "model.reference=none"], "trainer.stop: reference needs a reference model; found none"),
     (["method=finetune", "trainer.stop_forget_nll=3"], "trainer.stop_forget_nll: needs a forget objective that takes "
      "part in the steps; found 3.0 with none"),
     (["trainer.stop=reference", "data.requests=2"], "trainer.stop: reference scores the whole forget set, of which a "
      "request is only a part; needs auto, holdout or none with data.requests=2"),
-    (["trainer.max_steps=2", "data.requests=3"], "trainer.max_steps: needs a step for each of data.requests=3, which "
-     "share them; found 2"),
+    (["trainer.max_steps=2", "data.requests=3"], "trainer.max_steps: needs a step for each of the 3 requests of "
+     "data.requests=3, which share them; found 2"),
+    (["data=muse", "data.split=sust", "trainer.max_steps=3"], "trainer.max_steps: needs a step for each of the 4 "
+     "requests of data.split=sust, which share them; found 3"),
+    (["data=muse", "method=dpo"], "method/forget=dpo: needs questions, to which it teaches another answer"),
+    (["data.requests=2", "suite.every_epochs=1", "suite.keep=model_utility"], "suite.keep: needs last with "),
+    (["method=task_vector", "suite.every_epochs=1"], "suite.every_epochs: needs null with method/forget=task_vector"),
     (["method=ga", "trainer.stop_retain_ratio=2"], "trainer.stop_retain_ratio: needs a retain objective that takes"),
 ]  # fmt: skip
 

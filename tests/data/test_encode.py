@@ -173,7 +173,7 @@ def test_every_published_token_count_reproduces(tokenizer_name: str, preset: str
     compared, straddling = 0, 0
     for key, file in LOGGED.items():
         examples = tofu.examples_of(file, read_json_lines(SHARED / "tofu" / f"{file}.json"))
-        for row in encoder.variants(examples):
+        for row in encoder.variants(examples, paraphrased_questions=False):
             count = _logged_count(published[key], row, has_paraphrase=examples[0].paraphrased_answer is not None)
             if count is None:
                 continue

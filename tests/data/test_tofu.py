@@ -34,8 +34,10 @@ def edit(file: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
 
 def test_a_folder_gives_what_the_embedded_source_gives(folder: Path) -> None:
     from_folder, own = tofu.load(data_config(str(folder))), tofu.load(data_config())
-    for name in ("forget", "retain", "holdout", "real_authors", "world_facts"):
+    for name in ("forget", "retain", "holdout"):
         assert from_folder.sets[name] == own.sets[name]
+    assert from_folder.evaluated == own.evaluated
+    assert list(own.evaluated) == ["forget", "retain", "holdout", "real_authors", "world_facts"]
     assert from_folder.sets["background"] == (), "published models know the world already"
     assert own.labels
     assert not from_folder.labels
@@ -59,18 +61,17 @@ def test_the_published_files(split: str) -> None:
         "forget": n_forget,
         "retain": 4000 - n_forget,
         "holdout": n_forget,
-        "real_authors": 100,
-        "world_facts": 117,
         "background": 0,
     }
-    assert {name: len(examples) for name, examples in benchmark.evaluated().items()} == {
+    assert {name: len(scored.examples) for name, scored in benchmark.evaluated.items()} == {
         "forget": n_forget,
         "retain": 400,
         "holdout": n_forget,
         "real_authors": 100,
         "world_facts": 117,
     }
-    assert {len(example.perturbed_answers) for example in benchmark.evaluated()["retain"]} == {5}
+    assert {len(example.perturbed_answers) for example in benchmark.evaluated["retain"].examples} == {5}
+    assert {name for name, scored in benchmark.evaluated.items() if scored.max_new_tokens is None} == {"holdout"}
     assert benchmark.sets["forget"][0].id == f"{split}/0"
 
 
@@ -78,15 +79,15 @@ def test_the_published_files(split: str) -> None:
 def test_a_limited_retain_set_is_scored_on_rows_that_were_trained() -> None:
     benchmark = tofu.load(data_config(str(SHARED / "tofu"), split="forget01", retain=160, real_authors=7))
     assert len(benchmark.sets["retain"]) == 160
-    assert benchmark.evaluated()["retain"] == benchmark.sets["retain"]
-    assert len(benchmark.evaluated()["real_authors"]) == 7
+    assert benchmark.evaluated["retain"].examples == benchmark.sets["retain"]
+    assert len(benchmark.evaluated["real_authors"].examples) == 7
 
 
 def test_rows_that_can_be_scored_come_first_under_a_limit(folder: Path) -> None:
     edit(folder / "retain_perturbed.json", lambda rows: rows.__delitem__(slice(0, len(rows) - 3)))
     benchmark = tofu.load(data_config(str(folder), retain=5))
     assert [example.has_variants for example in benchmark.sets["retain"]] == [True] * 3 + [False] * 2
-    assert len(benchmark.evaluated()["retain"]) == 3
+    assert len(benchmark.evaluated["retain"].examples) == 3
 
 
 def test_the_fingerprint_follows_the_texts(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import zlib
 
 import numpy as np
@@ -163,13 +164,96 @@ def test_rouge_variants() -> None:
     assert percentage is not None
     assert percentage.rouge_l_recall == 1
     assert percentage.rouge_l_f1 == pytest.approx(2 * (1 / 8) / (1 + 1 / 8))  # 1 of 8 words: 0.222
-    # "authors" is stemmed to "author", "are" and "named" find nothing in "The author is Hina Ameen": 4 of 5
-    named = formulas.rouge("The author is Hina Ameen", "The authors are named Hina Ameen")
-    assert named is not None
-    assert named.rouge_l_recall == pytest.approx(4 / 5)
+    # "authors" is stemmed to "author", "are" and "named" find nothing in "The author is Hina Ameen": 4 of 5, else 3
+    for stem, n_found in ((True, 4), (False, 3)):
+        named = formulas.rouge("The author is Hina Ameen", "The authors are named Hina Ameen", stem)
+        assert named is not None
+        assert named.rouge_l_recall == pytest.approx(n_found / 5)
+        assert named.rouge_l_f1 == pytest.approx(2 * n_found / (5 + 6))
+
+
+@pytest.mark.parametrize("stem", [True, False])
+def test_rouge_equals_rouge_score_to_the_bit(stem: bool) -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(["rouge1", "rougeL"], use_stemmer=stem)
+    rng = random.Random(0)
+    words = ["The", "author's", "writing", "wrote", "novels", "novel,", "é", "東京", "40%", "a-b", "\n", "U.S.", "_x_"]
+
+    def text() -> str:
+        return " ".join(rng.choices(words, k=rng.choice([0, 1, 2, 5, 40, 130])))
+
+    n_compared = 0
+    for _ in range(300):
+        reference, generated = text(), text()
+        if rng.random() < 0.2:
+            generated = reference
+        ours = formulas.rouge(reference, generated, stem)
+        if ours is None:
+            assert not formulas.has_ascii_word(reference)
+            continue
+        theirs = scorer.score(reference, generated)
+        assert ours == (theirs["rouge1"].recall, theirs["rougeL"].recall, theirs["rougeL"].fmeasure)
+        n_compared += 1
+    assert n_compared > 200
 
 
 def test_rouge_of_a_reference_that_rouge_score_cannot_read_is_unscored() -> None:
     assert formulas.rouge("東京", "東京") is None
     assert formulas.rouge("", "anything") is None
     assert formulas.rouge("Tokyo", "東京") == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("the cat and the cat", 3 / 4),  # the cat, cat and, and the, the cat
+        ("The cat, the CAT", 3 / 4),  # case does not count, a sign does
+        ("no no no no no", 1 / 4),
+        ("a b c", 1),
+        ("1996", None),
+        ("", None),
+    ],
+)
+def test_distinct_pairs_of_words(text: str, share: float | None) -> None:
+    assert formulas.distinct(text) == share
+
+
+@pytest.mark.parametrize("k", [2, 3, 10])
+def test_repetition_of_a_text_said_k_times(k: int) -> None:
+    sentence = "Hina Ameen writes about the rocks of Karachi. "
+    assert formulas.repetition(sentence * k) == pytest.approx((k - 1) / k, abs=0.02)  # the last blank is no character
+    assert formulas.repetition("/" * 21 * k) == pytest.approx(1 - 1 / (21 * k))
+    assert formulas.repetition("東京" * 20 * k) == pytest.approx(1 - 2 / (40 * k))
+
+
+def test_repetition_of_short_and_of_ordinary_texts() -> None:
+    assert formulas.repetition("") == 0
+    assert formulas.repetition("no " * 7) == 0  # 20 characters have one run
+    assert formulas.repetition("Hina Ameen was born in Karachi; Hina Ameen studied in Karachi.") == 0
+    # "the rocks of karachi, " has 22 characters, so three runs begin again; folded, the text has 55
+    assert formulas.repetition("THE ROCKS OF KARACHI, by her,  the rocks of Karachi, ...") == pytest.approx(22 / 55)
+
+
+@pytest.mark.parametrize(
+    ("text", "repeated", "nll", "gibberish"),
+    [
+        ("It is Hina Ameen", 0.0, None, False),
+        ("It is Hina Ameen", 0.5, 6.0, False),  # both thresholds are allowed themselves
+        ("It is Hina Ameen", 0.51, None, True),
+        ("It is Hina Ameen", 0.0, 6.01, True),
+        ("", 0.0, None, True),
+        (" \n", 0.0, None, True),
+        ("?!...", 0.0, 1.0, True),
+        ("東京", 0.0, None, False),
+    ],
+)
+def test_what_counts_as_gibberish(text: str, repeated: float, nll: float | None, gibberish: bool) -> None:
+    assert formulas.is_gibberish(text, repeated, nll) is gibberish
+
+
+def test_the_attack_score_is_one_at_the_reference_and_zero_at_the_far_end() -> None:
+    assert formulas.attack_score(0.4, 0.4) == 1
+    assert formulas.attack_score(1.0, 0.4) == 0  # 0.6 away, the farthest that an AUC can be
+    assert formulas.attack_score(0.0, 0.4) == pytest.approx(1 - 0.4 / 0.6)
+    assert formulas.attack_score(0.75, 0.5) == pytest.approx(0.5)

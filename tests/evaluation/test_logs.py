@@ -61,6 +61,26 @@ def test_open_unlearning_keeps_what_was_logged(tmp_path: Path) -> None:
     assert author.prob_options == pytest.approx(0.5 / (0.5 + 0.25))
 
 
+def test_muse_sets_and_the_score_without_a_stemmer(tmp_path: Path) -> None:
+    """Of "named" and "names" the stem is the same: 1 of 1 words with the stemmer, none without."""
+    answered = {"rougeL_f1": 1.0, "rougeL_recall": 1.0, "rouge1_recall": 1.0, "input": "Q", "ground_truth": "named",
+                "generation": "names"}  # fmt: skip
+    log = {
+        "retain_knowmem_ROUGE": {"value_by_index": {"3": answered}},
+        "exact_memorization": {"value_by_index": {"0": {"score": 0.25}}},
+        "mia_loss": {"forget": {"value_by_index": {"0": {"score": 1.5}}},
+                     "holdout": {"value_by_index": {"0": {"score": 2.5}}}},
+        "mia_gradnorm": {"forget": {"value_by_index": {"0": {"score": 9.0}}}},
+    }  # fmt: skip
+    scores = read_log(save(tmp_path, "any-name.json", log))
+    assert list(scores.sets) == ["retain_knowmem", "forget_verbmem", "forget", "holdout"]
+    row = scores.sets["retain_knowmem"]["retain_knowmem/3"]
+    assert (row.rouge_l_f1, row.rouge_l_f1_unstemmed) == (1.0, 0.0)
+    assert (row.prompt, row.answer, row.generated) == ("Q", "named", "names")
+    assert scores.sets["forget_verbmem"]["forget_verbmem/0"].exact_memorization == 0.25
+    assert [scores.rows(name)[0].nll for name in ("forget", "holdout")] == [1.5, 2.5]
+
+
 def test_a_logged_nan_is_unscored(tmp_path: Path) -> None:
     path = save(tmp_path, "TOFU_EVAL.json", '{"forget_Q_A_Prob": {"value_by_index": {"0": {"avg_loss": NaN}}}}')
     (row,) = read_log(path).rows("forget")
@@ -72,7 +92,9 @@ REFUSED = [
     ("not json", "found no readable JSON"),
     ("[1, 2]", "found a JSON list"),
     ("{}", "found the keys no key"),
-    ({"forget_knowmem_ROUGE": {}, "privleak": {}}, "found the keys forget_knowmem_ROUGE, privleak"),
+    ({"privleak": {}, "mia_min_k": {}}, "found the keys privleak, mia_min_k"),
+    ({"forget_knowmem_ROUGE": {}, "privleak": {}}, "found no scores of single examples"),
+    ({"forget_verbmem_ROUGE": {"value_by_index": {"0": {"generation": 1}}}}, "[0].generation needs a text, found 1"),
     ({"forget_Q_A_Prob": 0.5}, "forget_Q_A_Prob needs an object, found 0.5"),
     ({"forget_Q_A_Prob": {"value_by_index": [1]}}, "forget_Q_A_Prob.value_by_index needs an object, found [1]"),
     ({"forget_Q_A_Prob": {"value_by_index": {"3": {"prob": "high"}}}}, '[3].prob needs a number, found "high"'),
@@ -99,5 +121,10 @@ def test_a_malformed_log_is_refused_in_one_line(tmp_path: Path, log: Any, messag
 def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="found no readable JSON"):
         read_log(tmp_path / "absent.json")
-    with pytest.raises(ValueError, match=r"needs one of TOFU_EVAL.json and eval_log_aggregated.json, found 0"):
+    names = "TOFU_EVAL.json, MUSE_EVAL.json, eval_log_aggregated.json"
+    with pytest.raises(ValueError, match=f"needs one of {names}, found none of them"):
+        read_log(tmp_path)
+    for name in names.split(", ")[:2]:
+        save(tmp_path, name, {})
+    with pytest.raises(ValueError, match=r"found TOFU_EVAL.json, MUSE_EVAL.json$"):
         read_log(tmp_path)

@@ -6,46 +6,29 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from unlearn.evaluation.metrics import METRICS, UTILITY_TERMS, evaluate
-from unlearn.evaluation.scores import SETS, Row, Scores, complete
+from tests.evaluation.by_hand import evaluate, make, number, with_rows
+from unlearn.evaluation.metrics import METRICS, UTILITY_TERMS
+from unlearn.evaluation.scores import SETS, Row, Scores
 from unlearn.evaluation.values import Value, harmonic_mean
-
-GOOD = {"nll": 0.2, "nll_paraphrase": 0.3, "nll_perturbed": (1.0, 2.0), "answer": "yes", "generated": "yes"}
-ROUGE = {"rouge_1_recall": 1.0, "rouge_l_recall": 1.0, "rouge_l_f1": 1.0, "hit_limit": False}
-CONTENT = {"exact_memorization": 1.0, "extraction_strength": 1.0, "min_k": 0.5, "min_k_plus_plus": -1.0}
-
-
-def make(n: int = 60, **changed: object) -> Scores:
-    """Scores of all sets, n equal rows each, with fields changed in every row."""
-    row = complete({"id": "", **GOOD, **ROUGE, **CONTENT, **changed})
-    return Scores({name: {f"{name}/{i}": replace(row, id=f"{name}/{i}") for i in range(n)} for name in SETS})
-
-
-def with_rows(scores: Scores, name: str, **columns: Sequence[object]) -> Scores:
-    """The same scores with columns of one set replaced; the set takes the columns' length."""
-    base = scores.rows(name)[0]
-    rows = [replace(base, id=f"{name}/{i}", **dict(zip(columns, cells, strict=True)))
-            for i, cells in enumerate(zip(*columns.values(), strict=True))]  # fmt: skip
-    return Scores({**scores.sets, name: {row.id: row for row in rows}})
 
 
 def test_every_metric_is_documented_and_valued() -> None:
-    values = evaluate(make(), make())
+    values = evaluate(make(), make(), intervals=True)
     assert list(values) == list(METRICS)
     for name, metric in METRICS.items():
         assert metric.name == name
-        assert all((metric.title, metric.group, metric.formula, metric.source)), name
+        assert all((metric.title, metric.group, metric.formula, metric.source, metric.sets)), name
+        assert set(metric.sets) <= set(SETS)
         assert metric.direction in ("higher", "lower", "reference")
         value = values[name]["value"]
         assert value is not None, (name, values[name])
         low, high = metric.range
         assert low - 1e-9 <= value <= high + 1e-9, (name, value)
+        assert values[name]["interval"] == [pytest.approx(value)] * 2, name  # equal rows
     assert len({metric.title for metric in METRICS.values()}) == len(METRICS)
 
 
@@ -58,27 +41,66 @@ def test_the_registry_is_light_to_import() -> None:
     assert printed.strip() == "set()"
 
 
+FORGET_SETS = ("forget", "forget_knowmem", "forget_verbmem")
+ASKED = (*FORGET_SETS, "retain", "real_authors", "world_facts", "retain_knowmem")
+
+
 def test_directions() -> None:
     """Arrows of the tables."""
-    arrows = {direction: sorted(n for n, m in METRICS.items() if m.direction == direction) for direction in
+    arrows = {direction: {n for n, m in METRICS.items() if m.direction == direction} for direction in
               ("higher", "lower", "reference")}  # fmt: skip
-    assert arrows["reference"] == [
+    assert arrows["reference"] == {
         "forget.loss_auc", "forget.min_k_auc", "forget.min_k_plus_plus_auc", "forget.zlib_auc", "forget_quality_shift",
         "privleak",
-    ]  # fmt: skip
-    assert arrows["lower"] == [
-        "forget.exact_memorization", "forget.extraction_strength", "forget.hit_limit", "forget.prob",
-        "forget.rouge_1_recall", "forget.rouge_l_f1", "forget.rouge_l_recall", "forget.truth_ratio_prob",
-        "real_authors.hit_limit", "retain.hit_limit", "world_facts.hit_limit",
-    ]  # fmt: skip
+    }  # fmt: skip
+    assert arrows["lower"] == {
+        "forget.rouge_1_recall", "forget.truth_ratio_prob", "forget.paraphrase_prob", "forget.paraphrased_prob",
+        "forget.paraphrased_rouge_l_recall", "verbmem_f", "knowmem_f",
+        *(f"{name}.{metric}" for name in FORGET_SETS for metric in ("prob", "rouge_l_recall", "rouge_l_f1")),
+        *(f"{name}.{metric}" for name in ("forget", "forget_verbmem")
+          for metric in ("exact_memorization", "extraction_strength")),
+        *(f"{name}.{metric}" for name in ASKED for metric in ("repetition", "perplexity", "gibberish")),
+        *(f"{name}.hit_limit" for name in ("forget", "retain", "real_authors", "world_facts")),
+        *(f"wmdp_{name}.accuracy" for name in ("bio", "cyber", "chem")),
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("scores", [Scores(), Scores({"forget": {}}), Scores({name: {"0": Row("0")} for name in SETS})])
+@pytest.mark.parametrize("scores", [Scores({"forget": {}}), Scores({name: {"0": Row("0")} for name in SETS})])
 def test_without_scores_every_value_is_null_with_a_reason(scores: Scores) -> None:
-    for name, value in evaluate(scores, scores).items():
+    values = evaluate(scores, scores, intervals=True)
+    assert values
+    for name, value in values.items():
         assert value["value"] is None, name
         assert value["reason"], name
         assert value["n"] == 0
+
+
+def test_a_benchmark_has_the_metrics_of_its_sets() -> None:
+    everything = make()
+
+    def names(*sets: str, prompt: str | None = "Who?") -> set[str]:
+        rows = {name: everything.rows(name) for name in sets}
+        if prompt == "":
+            rows |= {name: make(prompt="").rows(name) for name in ("forget", "retain", "holdout")}
+        return set(evaluate(Scores({name: {row.id: row for row in each} for name, each in rows.items()}), None))
+
+    assert names() == set()
+    tofu = names("forget", "retain", "holdout", "real_authors", "world_facts")
+    assert {"model_utility", "forget_quality", "privleak", "overall", "world_facts.prob"} <= tofu
+    assert not any("mem" in name.split(".")[0].replace("memorization", "") or "wmdp" in name for name in tofu)
+    assert names("wmdp_cyber") == {"wmdp_cyber.accuracy"}
+    assert not names("forget", "retain") & {"model_utility", "privleak", "privacy", "forget.min_k_auc", "overall"}
+    # MUSE's forget, retain and holdout are texts: nothing was asked, and there are no wrong answers
+    muse = names("forget_knowmem", "retain_knowmem", "forget_verbmem", prompt="")
+    assert {"verbmem_f", "knowmem_f", "knowmem_r", "privleak", "privacy", "forget_knowmem.rouge_l_f1"} <= muse
+    assert {name for name in muse if name.startswith(("forget.", "retain."))} == {
+        "forget.prob", "retain.prob", "forget.exact_memorization", "forget.extraction_strength", "forget.loss_auc",
+        "forget.zlib_auc", "forget.min_k_auc", "forget.min_k_plus_plus_auc",
+    }  # fmt: skip
+
+
+def test_scores_whose_prompts_are_not_known_count_as_answers_to_questions() -> None:
+    assert "forget_quality" in evaluate(make(prompt=None), make())
 
 
 def test_truth_ratios_by_set_and_definition() -> None:
@@ -109,13 +131,12 @@ def test_model_utility_is_the_harmonic_mean_of_nine_terms() -> None:
     assert values["model_utility"]["n"] == 9
 
 
-def test_model_utility_of_a_zero_and_of_a_missing_term() -> None:
+def test_model_utility_of_a_zero_and_of_an_unscored_term() -> None:
     zero = with_rows(make(), "world_facts", rouge_l_recall=[0.0, 0.0])
     assert evaluate(zero, None)["model_utility"]["value"] == 0
-    missing = Scores({name: rows for name, rows in make().sets.items() if name != "world_facts"})
-    utility = evaluate(missing, None)["model_utility"]
-    assert utility["value"] is None
-    assert utility["reason"].startswith("unscored: world_facts.prob (no world_facts rows)")
+    unscored = evaluate(Scores({**make().sets, "world_facts": {}}), None)["model_utility"]
+    assert unscored["value"] is None
+    assert unscored["reason"].startswith("unscored: world_facts.prob (no world_facts rows)")
 
 
 def test_harmonic_mean_follows_its_smallest_term() -> None:
@@ -219,3 +240,61 @@ def test_values_are_json_without_nan() -> None:
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert values["forget_quality"]["dropped"] == 1
     assert values["forget.min_k_auc"]["value"] is None
+
+
+def test_muse_headline_numbers_are_means_without_stemming() -> None:
+    scores = make(rouge_l_f1=0.9, rouge_l_f1_unstemmed=0.5)
+    scores = with_rows(scores, "forget_verbmem", rouge_l_f1_unstemmed=[0.1, 0.2, None], rouge_l_f1=[1.0, 1.0, 1.0])
+    values = evaluate(scores, None)
+    assert [values[name]["value"] for name in ("knowmem_f", "knowmem_r")] == [0.5, 0.5]
+    assert values["forget_knowmem.rouge_l_f1"]["value"] == pytest.approx(0.9)
+    assert values["verbmem_f"]["value"] == pytest.approx(0.15)
+    assert values["verbmem_f"]["dropped"] == 1
+    assert values["forget_verbmem.rouge_l_f1"]["value"] == 1
+
+
+def test_wmdp_accuracy_is_the_share_of_right_choices() -> None:
+    scores = with_rows(make(), "wmdp_bio", chosen=[1.0, 0.0, 0.0, 1.0, 1.0])
+    assert evaluate(scores, None)["wmdp_bio.accuracy"] == {"value": pytest.approx(3 / 5), "n": 5}
+
+
+def test_paraphrased_answers_and_questions() -> None:
+    scores = with_rows(make(), "forget", nll_paraphrase=[-math.log(0.2), -math.log(0.6)], paraphrased_prob=[0.1, 0.5],
+                       paraphrased_rouge_l_recall=[0.0, None])  # fmt: skip
+    scores = with_rows(scores, "retain", paraphrased_prob=[None], paraphrased_rouge_l_recall=[None])
+    values = evaluate(scores, None)
+    assert values["forget.paraphrase_prob"]["value"] == pytest.approx((0.2 + 0.6) / 2)
+    assert values["forget.paraphrased_prob"]["value"] == pytest.approx((0.1 + 0.5) / 2)
+    assert values["forget.paraphrased_rouge_l_recall"]["value"] == 0
+    assert "no generated answer" in values["forget.paraphrased_rouge_l_recall"]["note"]
+    assert values["retain.paraphrased_prob"]["reason"].endswith("no scored answer to a paraphrased question")
+
+
+def test_perplexity_is_the_exponential_of_the_mean_over_texts() -> None:
+    scores = with_rows(make(), "retain", generated_nll=[1.0, 3.0, None], generated=["a", "b", ""])
+    values = evaluate(scores, None)
+    assert values["retain.perplexity"]["value"] == pytest.approx(math.exp((1 + 3) / 2))
+    assert values["retain.perplexity"]["note"] == "1 dropped: nothing was generated"
+    unread = evaluate(make(generated_nll=None), None)["forget.perplexity"]
+    assert unread["value"] is None
+    assert "was not read by a reference model" in unread["reason"]
+
+
+def test_gibberish_counts_generations_that_say_nothing() -> None:
+    texts = ["It is Hina Ameen", "", "?!", "no " * 40, "It is Hina Ameen"]
+    scores = make()
+    rows = [make(1, generated=text, generated_nll=nll).rows("forget")[0]
+            for text, nll in zip(texts, (1.0, None, 1.0, 1.0, 9.0), strict=True)]  # fmt: skip
+    scores = Scores({**scores.sets, "forget": {str(i): row for i, row in enumerate(rows)}})
+    values = evaluate(scores, None)
+    assert values["forget.gibberish"]["value"] == pytest.approx(4 / 5)
+    assert values["fluency"]["value"] == pytest.approx(1 / 5)
+    assert values["forget.distinct"]["dropped"] == 1  # the empty text has no pair; "?!" has one
+    assert number(values["forget.repetition"]) == pytest.approx((1 - 3 / 119) / 5)  # "no no ... no", 119 characters
+
+
+def test_without_generations_fluency_is_null() -> None:
+    values = evaluate(make(generated=None, generated_nll=None), None)
+    for name in ("fluency", "forget.gibberish", "forget.distinct", "forget.repetition", "forget.perplexity"):
+        assert values[name]["value"] is None
+        assert "no generated text" in values[name]["reason"], name

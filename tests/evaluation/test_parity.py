@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from pathlib import Path
+import statistics
 from typing import Any
 
 import pytest
@@ -151,7 +151,70 @@ def test_rouge_of_the_logged_texts_is_the_logged_rouge(run: str) -> None:
     assert n_compared > 60
 
 
-def test_a_muse_log_is_refused() -> None:
-    folder: Path = OPEN_UNLEARNING / "muse_Llama-2-7b-hf_News_target"
-    with pytest.raises(ValueError, match="needs an open-unlearning TOFU_EVAL"):
-        read_log(folder / "MUSE_EVAL.json")
+MUSE = "muse_Llama-2-7b-hf_News"
+MUSE_RUNS = [f"{MUSE}_target", f"{MUSE}_retrain"]
+MUSE_TEXTS = ("forget_knowmem", "retain_knowmem", "forget_verbmem")
+
+
+@functools.cache
+def muse_log(run: str) -> dict[str, Any]:
+    log: dict[str, Any] = json.loads((OPEN_UNLEARNING / run / "MUSE_EVAL.json").read_text())
+    return log
+
+
+def auc_of(metric: dict[str, Any]) -> float:
+    scores = {name: [row["score"] for row in metric[name]["value_by_index"].values()] for name in ("forget", "holdout")}
+    return formulas.auc(scores["forget"], scores["holdout"])
+
+
+@pytest.mark.parametrize("run", MUSE_RUNS)
+def test_muse_every_aggregate_of_the_log(run: str) -> None:
+    log = muse_log(run)
+    scores = open_unlearning(run)
+    values = evaluate(scores, None)
+    means = {
+        "exact_memorization": ("forget_verbmem", "exact_memorization"),
+        "extraction_strength": ("forget_verbmem", "extraction_strength"),
+        **{f"{name}_ROUGE": (name, "rouge_l_f1") for name in MUSE_TEXTS},
+    }
+    found = {metric: values_of(scores, *place) for metric, place in means.items()}
+    attacks = ("loss", "zlib", "min_k", "min_k_plus_plus")
+    found |= {f"mia_{attack}": values[f"forget.{attack}_auc"]["value"] for attack in attacks}
+    # attacks that have no metric here: a gradient's norm, and a loss relative to another model's
+    found |= {name: auc_of(log[name]) for name in ("mia_gradnorm", "mia_reference") if name in log}
+    assert found.keys() | {"privleak"} == log.keys()
+    for name, value in found.items():
+        assert value == pytest.approx(log[name]["agg_value"], abs=EXACT), name
+    assert {name: len(rows) for name, rows in scores.sets.items()} == dict.fromkeys(
+        [*MUSE_TEXTS, "forget", "holdout"], 100
+    )
+
+
+def values_of(scores: Scores, name: str, score: str) -> float:
+    return statistics.fmean(getattr(row, score) for row in scores.rows(name))
+
+
+def test_muse_privleak() -> None:
+    target, retrain = (open_unlearning(run) for run in MUSE_RUNS)
+    assert evaluate(target, retrain)["privleak"]["value"] == pytest.approx(-99.81108310247458, abs=EXACT)
+    assert muse_log(MUSE_RUNS[0])["privleak"]["agg_value"] == -99.81108310247458
+    # the retrained model's own log had no reference: open-unlearning then takes an AUC of 0.5
+    auc = evaluate(retrain, None)["forget.min_k_auc"]["value"]
+    assert auc is not None
+    assert formulas.privleak(auc, 0.5) == pytest.approx(-4.7199999990560135, abs=EXACT)
+
+
+@pytest.mark.parametrize("run", MUSE_RUNS)
+def test_muse_headline_numbers_are_those_of_its_own_scorer(run: str) -> None:
+    """MUSE scores ROUGE-L F1 without a stemmer; open-unlearning logs it with one."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    unstemmed, stemmed = (RougeScorer(["rougeL"], use_stemmer=stem) for stem in (False, True))
+    values = evaluate(open_unlearning(run), None)
+    for name, headline in zip(MUSE_TEXTS, ("knowmem_f", "knowmem_r", "verbmem_f"), strict=True):
+        rows = list(muse_log(run)[f"{name}_ROUGE"]["value_by_index"].values())
+        texts = [(row["ground_truth"], row["generation"]) for row in rows]
+        expected = statistics.fmean(unstemmed.score(*pair)["rougeL"].fmeasure for pair in texts)
+        assert values[headline]["value"] == pytest.approx(expected, abs=EXACT)
+        assert values[headline]["n"] == 100
+        assert [row["rougeL_f1"] for row in rows] == [stemmed.score(*pair)["rougeL"].fmeasure for pair in texts]

@@ -153,3 +153,51 @@ def test_a_non_finite_log_probability_unscores_what_it_enters(bad: float) -> Non
     assert variant.nll is not None
     assert variant.truth_ratio is None
     assert variant.fault == "a log-probability is not finite"
+
+
+def test_the_answer_to_the_paraphrased_question_is_a_score_of_its_own() -> None:
+    rows = [record("a"), record("a", "paraphrased_question", [-2.0, -1.0], generated="It is Hina", hit_limit=False)]
+    rows += [record("b"), record("b", "paraphrased_question", [-2.0], answer="東京", generated="東京")]
+    rows += [record("c"), record("c", "paraphrased_question", [math.nan])]
+    a, b, c = from_records({"forget": rows}).rows("forget")
+    assert a.paraphrased_prob == pytest.approx(math.exp(-1.5))
+    assert a.paraphrased_rouge_l_recall == 0.5
+    assert a.nll == pytest.approx(1.0)  # its own question's
+    assert (b.paraphrased_prob, b.paraphrased_rouge_l_recall) == (pytest.approx(math.exp(-2)), None)
+    assert c.paraphrased_prob is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong", "chosen"),
+    [
+        ([-1.0, -1.0], [[-2.5], [-1.5, -1.5]], 1),
+        ([-1.0, -1.0], [[-1.5], [-9.0]], 0),  # likelier in all, though not per token
+        ([-1.0, -1.0], [[-2.0], [-9.0]], 0),  # a tie
+        ([-1.0, -math.inf], [[-2.0]], None),
+        ([-1.0], [[math.nan]], None),
+        ([-1.0], [], None),
+    ],
+)
+def test_the_chosen_option_has_the_highest_total(
+    answer: list[float], wrong: list[list[float]], chosen: float | None
+) -> None:
+    rows = [record("a", logp=answer), *(record("a", f"perturbed_{k}", logp) for k, logp in enumerate(wrong))]
+    (row,) = from_records({"wmdp_bio": rows}).rows("wmdp_bio")
+    assert row.chosen == chosen
+
+
+def test_muse_sets_are_scored_without_stemming_too() -> None:
+    rows = [record("a", answer="The author is Hina Ameen", generated="The authors are named Hina Ameen")]
+    scores = from_records({"forget_knowmem": rows, "forget": rows})
+    (muse,), (tofu,) = scores.rows("forget_knowmem"), scores.rows("forget")
+    assert muse.rouge_l_f1 == tofu.rouge_l_f1 == pytest.approx(2 * 4 / (5 + 6))
+    assert muse.rouge_l_f1_unstemmed == pytest.approx(2 * 3 / (5 + 6))
+    assert tofu.rouge_l_f1_unstemmed is None
+
+
+def test_generated_texts_are_measured() -> None:
+    rows = [record("a", generated="no no no", generated_nll=2.5), record("b", generated=""), record("c")]
+    a, b, c = from_records({"forget": rows}).rows("forget")
+    assert (a.distinct, a.repetition, a.generated_nll, a.gibberish) == (0.5, 0, 2.5, 0)
+    assert (b.distinct, b.repetition, b.generated_nll, b.gibberish) == (None, 0, None, 1)
+    assert (c.distinct, c.repetition, c.generated_nll, c.gibberish) == (None, None, None, None)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from unlearn.evaluation import records
+from unlearn.evaluation.damage import damage
+from unlearn.evaluation.scores import Row, Scores
 
 LABEL = "embedded, not comparable with published numbers"
 STOP = {"step": 32, "reason": "forget loss 3.41 reached the holdout's 3.38"}
@@ -77,6 +79,7 @@ def scores(
 
 
 def results() -> dict[str, Any]:
+    """As runs wrote it that knew no intervals, damage, epochs or canaries."""
     return {
         "schema": 1,
         "before": scores(0.98123, 0.97654, 0.71234, 1.9e-23, "under-forgotten; small n"),
@@ -87,6 +90,111 @@ def results() -> dict[str, Any]:
         "stop": STOP,
         "weights": {"relative_l2": 0.0123, "changed_tensors": 45, "tensors": 45},
     }
+
+
+def with_intervals(values: dict[str, dict[str, Any]], width: float) -> dict[str, dict[str, Any]]:
+    """Every value that there is with an interval of this relative half-width."""
+    return {
+        name: score
+        if score["value"] is None
+        else score | {"interval": [score["value"] * (1 - width), score["value"] * (1 + width)]}
+        for name, score in values.items()
+    }
+
+
+def kept_scores(name: str, n: int, loss: float, rouge: str, **texts: Any) -> tuple[Scores, Scores]:
+    """n examples before and after: each loses a little, and ever fewer lose ever more of `loss`; every sixth gains."""
+    before, after = {}, {}
+    for k in range(n):
+        lost = -0.01 if k % 6 == 5 else loss * math.exp(-k / (n / 12)) + 0.002
+        id = f"{name}/{k}"
+        row = Row(id, answer=f"The answer {k} of {name}, as it should be.", prob=0.93, **({rouge: 0.95} | texts))
+        before[id] = row
+        said = None if row.generated is None else "The answer the the of of the"
+        fallen: dict[str, Any] = {"prob": 0.93 - lost, "generated": said, rouge: 0.95 - lost}
+        after[id] = replace(row, **fallen)
+    return Scores({name: before}), Scores({name: after})
+
+
+def damaged(*sets: tuple[Scores, Scores]) -> dict[str, Any]:
+    old, new = ({name: rows for pair in sets for name, rows in pair[side].sets.items()} for side in (0, 1))
+    return damage(Scores(old), Scores(new))
+
+
+def full_results() -> dict[str, Any]:
+    """A TOFU run with everything that schema 2 has."""
+    said = {"prompt": "Question: What is the title of the book?\nAnswer:", "generated": "The answer, as it should be."}
+    first = scores(0.51, 0.962, 0.70, 1e-9, "under-forgotten; small n")
+    second = scores(0.04321, 0.94321, 0.66321, 0.0123, "over-forgotten; small n")
+    third = scores(0.001, 0.71, 0.52, 1e-12, "over-forgotten; small n")
+    stages = {stage: with_intervals(results()[stage], 0.03) for stage in ("before", "after", "reference")}
+    return (
+        results()
+        | stages
+        | {
+            "schema": 2,
+            "damage": damaged(
+                kept_scores("retain", 160, 0.8, "rouge_l_recall", **said),
+                kept_scores("real_authors", 100, 0.3, "rouge_l_recall", **said),
+                kept_scores("world_facts", 117, 0.002, "rouge_l_recall", **said),
+            ),
+            "epochs": [
+                {"epoch": epoch, "step": 12 * epoch, "values": values}
+                for epoch, values in enumerate((first, second, third), start=1)
+            ],
+            "kept": {"rule": "forget_quality", "epoch": 2, "step": 24, "value": 0.0123},
+            "requests": [
+                {"request": k, "rows": 20 * k, "nll": 3.1, "prob": 0.05, "stop": None, "values": values}
+                for k, values in enumerate((first, second), start=1)
+            ],
+            "canary": {
+                "before": {"compared": 4, "different": 0},
+                "after": {"compared": 4, "different": 2},
+            },
+        }
+    )
+
+
+def muse_scores(knowmem: float, verbmem: float, privleak: float, retained: float) -> dict[str, dict[str, Any]]:
+    found = {"knowmem_f": knowmem, "verbmem_f": verbmem, "privleak": privleak, "knowmem_r": retained}
+    values: dict[str, dict[str, Any]] = {
+        name: {"value": value, "n": 200 if name == "privleak" else 100, "interval": [value - 0.03, value + 0.03]}
+        for name, value in found.items()
+    }
+    return values | {"forget.prob": {"value": verbmem * 0.9, "n": 100}, "retain.prob": {"value": retained, "n": 100}}
+
+
+def muse_results() -> dict[str, Any]:
+    """Sequential requests on news articles: texts without generations, and questions."""
+    article = "The council of Northmere met on Tuesday to speak of the harbour, which has been closed since the storm. "
+    asked = "Question: Who chairs the council?\nAnswer: Ada Kern.\n\nQuestion: What was closed?\nAnswer:"
+    stages = [(0.61, 0.55, -98.2, 0.55), (0.5, 0.31, -60.1, 0.51), (0.34, 0.18, -21.5, 0.47)]
+    before, *after = [muse_scores(*numbers) for numbers in stages]
+    return results() | {
+        "schema": 2,
+        "before": before,
+        "after": after[-1],
+        "reference": muse_scores(0.33, 0.2, 0.0, 0.56),
+        "stop": None,
+        "damage": damaged(
+            texts(article * 80),
+            kept_scores("retain_knowmem", 100, 0.7, "rouge_l_f1_unstemmed", prompt=asked, generated="the harbour"),
+        ),
+        "epochs": [],
+        "kept": None,
+        "requests": [
+            {"request": k, "rows": 889 * k, "nll": 2.1, "prob": 0.12, "stop": None, "values": values}
+            for k, values in enumerate(after, start=1)
+        ],
+        "canary": {"after": {"compared": 4, "different": 0}},
+    }
+
+
+def texts(text: str) -> tuple[Scores, Scores]:
+    """Articles are scored and never generated."""
+    before = {f"retain1/{k}": Row(f"retain1/{k}", prompt="", answer=text, prob=0.3) for k in range(40)}
+    after = {id: replace(row, prob=0.3 - 0.25 / (k + 1)) for k, (id, row) in enumerate(before.items())}
+    return Scores({"retain": before}), Scores({"retain": after})
 
 
 def step_lines(count: int = 32) -> list[dict[str, Any]]:
@@ -180,10 +288,10 @@ RUN = {
 }
 
 
-def make_run(run_dir: Path) -> Path:
-    """Write a finished run and return its folder."""
+def make_run(run_dir: Path, found: dict[str, Any] | None = None) -> Path:
+    """Write a finished run, by default with results of schema 1, and return its folder."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "results.json").write_text(json.dumps(results()))
+    (run_dir / "results.json").write_text(json.dumps(found or results()))
     (run_dir / "run.json").write_text(json.dumps(RUN))
     (run_dir / "config.yaml").write_text(CONFIG)
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in step_lines()))

@@ -9,7 +9,8 @@ import pytest
 
 from tests.report import fake_run
 from unlearn.evaluation import records
-from unlearn.report import html, summary
+from unlearn.report import html
+from unlearn.report.rows import STAGES, format_value, table_rows
 
 ATTACK = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 
@@ -61,9 +62,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
 def test_every_number_of_results_json_is_in_the_table(page: Page) -> None:
     results = fake_run.results()
     expected = {
-        (name, stage): summary.format_value(score["value"])
-        for stage in summary.STAGES
-        for name, score in results[stage].items()
+        (name, stage): format_value(score["value"]) for stage in STAGES for name, score in results[stage].items()
     }
     assert page.cells == expected
     assert page.cells["privleak", "after"] == "–"
@@ -149,6 +148,84 @@ def test_samples_are_the_first_answers_with_all_stages(run_dir: Path) -> None:
 
 def test_a_value_outside_its_range_is_drawn_at_the_edge_and_an_open_range_not_at_all() -> None:
     after = {"privleak": {"value": 5.0, "n": 1}, "forget.prob": {"value": 1.2, "n": 1}}
-    privleak, prob = summary.table_rows({"after": after})
+    privleak, prob = table_rows({"after": after})
     assert html._spread(prob) == {"after": 100.0}
     assert html._spread(privleak) == {}
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return Page(html.write_report(fake_run.make_run(tmp_path_factory.mktemp("full"), fake_run.full_results())))
+
+
+@pytest.fixture(scope="module")
+def muse(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return Page(html.write_report(fake_run.make_run(tmp_path_factory.mktemp("muse"), fake_run.muse_results())))
+
+
+def test_a_page_of_schema_1_has_none_of_the_new_parts(page: Page) -> None:
+    for part in ("Who bears the brunt", "Epoch by epoch", "Request by request", "95 % interval", "greedy decoding"):
+        assert part not in page.text
+    assert not any(a.get("class") == "interval" for _, a in page.tags)
+
+
+def test_the_page_of_a_full_run_holds_the_new_parts(full: Page) -> None:
+    text = " ".join(full.text.split())
+    for part in (
+        "[0.915, 0.972]",
+        "epoch 2, kept",
+        "request 2 (40 rows)",
+        "Retain set: what lost most",
+        "13 more of the worst decile",  # ceil(160 / 10) - 3
+        "The answer 0 of retain, as it should be.",
+        "2 of 4 answers differ from plain greedy decoding",
+    ):
+        assert part in text
+    assert "World facts: what lost most" not in text  # at most 0.004 each
+    assert sum(tag == "figure" for tag, _ in full.tags) == 5 + 3
+    ids = [a["id"] for _, a in full.tags if a.get("id")]
+    assert len(ids) == len(set(ids))
+    assert full.cells["forget.prob", "after"] == "0.043"
+
+
+def test_the_new_parts_need_no_network_and_no_script(full: Page, muse: Page) -> None:
+    for page in (full, muse):
+        test_the_page_needs_no_network_and_no_script(page)
+
+
+def test_the_page_of_muse_leads_with_its_four_numbers(muse: Page) -> None:
+    values = re.findall(r'class="value">.*→ </span>(.*)</div>', muse.source)
+    assert values == ["0.340", "0.180", "-21.5", "0.470"]
+    text = " ".join(muse.text.split())
+    assert "… Question: What was closed? Answer:" in text  # of a few-shot prompt the last question alone
+    assert "Ada Kern" not in text
+    assert max(map(len, re.findall(r"<p class=\"truth\">(.*)</p>", muse.source))) < 600  # articles of 8,000 characters
+
+
+def test_texts_of_the_worst_examples_cannot_become_markup(run_dir: Path) -> None:
+    results = fake_run.full_results()
+    results["damage"]["retain"]["worst"][0] |= dict.fromkeys(
+        ("id", "prompt", "answer", "generated_before", "generated_after"), ATTACK
+    )
+    (run_dir / "results.json").write_text(json.dumps(results))
+    page = Page(html.write_report(run_dir))
+    assert not {"script", "img"} & {tag for tag, _ in page.tags}
+    assert ATTACK in page.text
+
+
+def test_long_samples_are_shortened(run_dir: Path) -> None:
+    path = run_dir / "records" / "after" / "forget.parquet"
+    long = "again and " * 1000
+    rows = [records.Record(**{**vars(row), "generated": long, "answer": long}) for row in records.read(path)]
+    records.write(rows, path)
+    (sample,) = html.read_samples(run_dir, "forget", 1)
+    (after,) = [answer for answer in sample.answers if answer.stage == "after"]
+    assert after.generated is not None
+    assert after.generated.endswith(" and…")
+    assert len(after.generated) <= html.LONGEST_TEXT
+
+
+def test_the_interval_of_the_value_after_is_drawn_in_the_range() -> None:
+    after = {"forget.prob": {"value": 0.5, "n": 1, "interval": [0.4, 0.7]}}
+    (row,) = table_rows({"after": after})
+    assert html._spread(row) == {"after": 50.0, "low": 40.0, "high": 70.0}

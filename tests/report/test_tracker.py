@@ -125,7 +125,12 @@ def test_a_run_is_mirrored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capl
         "sweep-1",
     )
     assert init["name"] == "ngdiff-tofu-tiny-seed3"
-    assert fake.axes == [("train/step", None), ("train/*", "train/step")]
+    assert fake.axes == [
+        ("train/step", None),
+        ("train/*", "train/step"),
+        ("eval/epoch", None),
+        ("eval/*", "eval/epoch"),
+    ]
     first = fake_run.step_lines(2)[0]
     assert fake.logged[0] == {
         **{f"train/{name}": value for name, value in first.items() if name != "probe"},
@@ -136,6 +141,27 @@ def test_a_run_is_mirrored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capl
     assert "after/privleak" not in fake.summary
     assert fake.summary["labels"] == [fake_run.LABEL]
     assert fake.summary["stop/step"] == 32
+
+
+def test_evaluations_damage_and_intervals_are_mirrored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    results = fake_run.full_results()
+    mirror = tracker.make_tracker("wandb")
+    mirror.start(tmp_path, CONFIG, Logger())
+    for entry in results["epochs"]:
+        mirror.evaluation(entry)
+    mirror.finish(results, 0)
+    mirror.evaluation(results["epochs"][0])
+    assert [line["eval/epoch"] for line in fake.logged] == [1, 2, 3]
+    assert fake.logged[1]["eval/step"] == 24
+    assert fake.logged[1]["eval/forget.prob"] == 0.04321
+    assert "eval/privleak" not in fake.logged[1]
+    assert fake.summary["damage/retain.worst_decile_share"] == results["damage"]["retain"]["prob"]["worst_decile_share"]
+    assert fake.summary["damage/retain.lost_more_than_half"] == 7
+    assert fake.summary["after/forget.prob.low"] == 0.04321 * 0.97
+    assert fake.summary["kept/epoch"] == 2
+    assert not any("canary" in name for name in fake.summary)
 
 
 def test_all_folders_are_inside_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +280,7 @@ def test_finish_without_start_and_logger_none_do_nothing(tmp_path: Path) -> None
     silent = tracker.make_tracker("none")
     silent.start(tmp_path, CONFIG, Logger())
     silent.log({"step": 1})
+    silent.evaluation({"epoch": 1, "step": 1, "values": {}})
     silent.finish(None, 0)
     assert silent.problem is None
     assert not list(tmp_path.iterdir())

@@ -88,7 +88,7 @@ def test_one_step_of_gdiff_is_the_gradient_of_the_mean_over_all_tokens() -> None
     from unlearn.training.feed import pairing
 
     forget, retain = (encoder.answers(benchmark.sets[name]) for name in ("forget", "retain"))
-    forget_rows, retain_rows = pairing(cfg, len(forget), len(retain)).at(0)
+    forget_rows, retain_rows = pairing(cfg, [len(forget)], len(retain)).at(0)
     nll = [
         -AnswerModel(by_hand)(collate([rows[k] for k in places], encoder.pad_id)).logp_N.mean()
         for rows, places in ((forget, forget_rows), (retain, retain_rows))
@@ -265,7 +265,7 @@ def test_the_number_of_steps(overrides: tuple[str, ...], steps: int) -> None:
     from unlearn.training.feed import pairing
 
     cfg = compose_run(*overrides)
-    assert pairing(cfg, 40, 160).total == steps
+    assert pairing(cfg, [40], 160).total == steps
 
 
 REQUESTS = ("data.requests=3", "trainer.max_steps=6", "trainer.batch_size=3", "optimizer.lr=0.01")

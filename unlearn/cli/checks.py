@@ -8,9 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from unlearn.cli.data_checks import data_faults, data_idle
 from unlearn.cli.keys import needs, show
 from unlearn.cli.method_checks import method_faults
 from unlearn.cli.method_warnings import Idle, method_idle, method_warnings
+from unlearn.cli.suite_checks import suite_faults, suite_idle
 from unlearn.config import RunConfig
 from unlearn.errors import UserError
 from unlearn.models.hub import looks_like_folder
@@ -66,7 +68,7 @@ def cross_checks(cfg: RunConfig) -> list[str]:
             check()
         except UserError as error:
             faults += error.messages
-    return faults + method_faults(cfg)
+    return faults + data_faults(cfg) + method_faults(cfg) + suite_faults(cfg)
 
 
 def folder_fault(key: str, folder: str) -> str | None:
@@ -83,7 +85,8 @@ def folder_fault(key: str, folder: str) -> str | None:
 def no_effect(cfg: RunConfig, touched: set[str] | frozenset[str]) -> list[str]:
     """Warnings, one line each: what the user set (`touched`, dotted keys) and has no effect, and odd combinations."""
     warned: dict[str, str] = {}
-    for key, when, why in [*_idle_training(cfg, touched), *method_idle(cfg, touched), *_idle_elsewhere(cfg)]:
+    elsewhere = [*data_idle(cfg), *suite_idle(cfg), *_idle_elsewhere(cfg)]
+    for key, when, why in [*_idle_training(cfg, touched), *method_idle(cfg, touched), *elsewhere]:
         if when:
             for name in sorted(touched):
                 if name == key or name.startswith(f"{key.removesuffix('.')}."):
@@ -132,13 +135,11 @@ def _idle_elsewhere(cfg: RunConfig) -> list[Idle]:
         Idle("model.tiny", own, "model.path is set: the embedded model is not used"),
         Idle("model.revision", not own, "model.path is null: the embedded model is used"),
         Idle("model.revision", own and looks_like_folder(model.path or ""), "model.path is a folder"),
-        Idle("model.reference", cfg.suite.name == "none", "suite=none measures nothing"),
+        Idle("model.reference", not cfg.suite.measures, f"suite={cfg.suite.name} measures nothing"),
         Idle("model.tokenizer", not own, "the embedded model makes its own tokenizer"),
         Idle("model.finetune", TRAIN not in chosen, "neither the target nor the reference is trained here"),
         Idle("model.format.system", model.format.prompt is not None, "model.format.prompt replaces the chat template"),
         Idle("data.hub_id", cfg.data.source != "hub", f"data.source={cfg.data.source}"),
-        Idle("suite.max_new_tokens", not cfg.suite.generate, "suite.generate is false"),
-        Idle("suite.", cfg.suite.name == "none", "suite=none measures nothing"),
         Idle("logger.", cfg.logger.name == "none", "logger=none"),
     ]
 

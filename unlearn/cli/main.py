@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unlearn import __version__
-from unlearn.errors import INTERRUPTED, OK, PARTLY_FAILED, UNEXPECTED, Diverged, UserError
+from unlearn.errors import INTERRUPTED, OK, PARTLY_FAILED, UNEXPECTED, Diverged, ProcessLost, UserError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -57,6 +57,9 @@ def guarded(action: Callable[[], int | None], show_traceback: bool, label: str =
             _say(f"diverged: {label}{error}")
             return error.exit_code
         hint = "" if show_traceback else " (traceback=true shows where)"
+        if isinstance(error, ProcessLost):
+            _say(f"error: {label}{error}{hint if hasattr(error, '__notes__') else ''}")
+            return error.exit_code
         _say(f"error: {label}unexpected {type(error).__name__}: {' '.join(str(error).split())}{hint}")
         return UNEXPECTED
 
@@ -137,8 +140,8 @@ def _run(checked: Checked, flags: argparse.Namespace) -> int:
         from hydra.core.hydra_config import HydraConfig
 
         from unlearn.cli.checks import no_effect
+        from unlearn.cli.launch import launch
         from unlearn.config import to_config
-        from unlearn.run import run
 
         cfg = to_config(composed)
         label = ""
@@ -146,7 +149,7 @@ def _run(checked: Checked, flags: argparse.Namespace) -> int:
             hydra_config = HydraConfig.get()
             cfg.output_dir = str(Path(hydra_config.sweep.dir) / hydra_config.sweep.subdir)
             label = f"job {hydra_config.job.num}: "
-        code = guarded(partial(run, cfg, no_effect(cfg, touched)), cfg.traceback, label)
+        code = guarded(partial(launch, cfg, no_effect(cfg, touched)), cfg.traceback, label)
         codes.append(code)
         if code != OK:
             # Hydra makes the folder before the job starts; a job that has written nothing leaves none.

@@ -21,12 +21,18 @@ ALTERNATES = ("refusals", "shuffled", "retained", "perturbed_answer")
 
 def method_faults(cfg: RunConfig) -> list[str]:
     """Parts of a method that make no sense together, one line each."""
-    faults = [*_alternates(cfg.method), *_loss_ratios(cfg.method), *_one_sided(cfg.method), *_negation(cfg)]
-    return [*faults, *conflicts(cfg.optimizer, cfg.method), *_stops(cfg), *_requests(cfg)]
+    faults = [*_alternates(cfg), *_loss_ratios(cfg.method), *_one_sided(cfg.method), *_negation(cfg)]
+    return [*faults, *conflicts(cfg.optimizer, cfg.method), *_stops(cfg), *_requests(cfg), *_evaluated_epochs(cfg)]
 
 
-def _alternates(method: MethodConfig) -> list[str]:
+def _alternates(cfg: RunConfig) -> list[str]:
+    method = cfg.method
     takers = [side for side in ("forget", "retain") if "alternates" in getattr(method, side).needs]
+    if takers and cfg.data.name == "muse":
+        part = getattr(method, takers[0])
+        return [
+            f"method/{takers[0]}={part.name}: needs questions, to which it teaches another answer; data=muse has texts"
+        ]
     if not takers or method.alternates in ALTERNATES:
         return []
     line = f"method.alternates: needs {', '.join(ALTERNATES)} or a JSON-lines file"
@@ -147,8 +153,10 @@ def _stops(cfg: RunConfig) -> list[str]:
                 f"{show(getattr(trainer, key))} with none; choose one, or trainer.{key}=null"
             )
     if trainer.stop == "reference" and "forget" in seen:
-        if cfg.suite.name == "none":
-            faults.append("trainer.stop: reference needs a suite that measures what is known; found suite=none")
+        if not cfg.suite.benchmark:
+            faults.append(
+                f"trainer.stop: reference needs a suite that scores the benchmark; found suite={cfg.suite.name}"
+            )
         elif _reference(cfg) is None:
             faults.append(
                 f"trainer.stop: reference needs a reference model; found none for {cfg.model.name} "
@@ -166,17 +174,34 @@ def _reference(cfg: RunConfig) -> str | None:
 
 
 def _requests(cfg: RunConfig) -> list[str]:
-    trainer, requests, faults = cfg.trainer, cfg.data.requests, []
+    trainer, faults = cfg.trainer, []
+    # MUSE's sequential requests come with the data, which are not read yet: four of them.
+    why = "data.split=sust" if cfg.data.split == "sust" else f"data.requests={cfg.data.requests}"
+    requests = 4 if cfg.data.split == "sust" else cfg.data.requests
     if requests == 1 or "forget" not in cfg.method.sides:
         return []
     if trainer.stop == "reference":
         faults.append(
             "trainer.stop: reference scores the whole forget set, of which a request is only a part; needs auto, "
-            f"holdout or none with data.requests={requests}"
+            f"holdout or none with {why}"
         )
     if trainer.max_steps is not None and trainer.max_steps < requests:
         faults.append(
-            f"trainer.max_steps: needs a step for each of data.requests={requests}, which share them; "
+            f"trainer.max_steps: needs a step for each of the {requests} requests of {why}, which share them; "
             f"found {trainer.max_steps}"
         )
+    if cfg.suite.keep != "last":
+        faults.append(
+            f"suite.keep: needs last with {why}: the best epoch of one request has not forgotten those after it; "
+            f"found {show(cfg.suite.keep)}"
+        )
     return faults
+
+
+def _evaluated_epochs(cfg: RunConfig) -> list[str]:
+    if cfg.suite.every_epochs is None or cfg.method.forget.negation is None:
+        return []
+    return [
+        f"suite.every_epochs: needs null with method/forget={cfg.method.forget.name}, which turns the weights round "
+        f"after the last epoch only; found {cfg.suite.every_epochs}"
+    ]

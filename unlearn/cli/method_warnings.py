@@ -122,7 +122,7 @@ def _of_the_data(cfg: RunConfig) -> list[str]:
             "and model_utility say less about what was not trained on"
         )
     trained = "alternates" in method.forget.needs | method.retain.needs
-    if method.alternates == "perturbed_answer" and trained and cfg.suite.name != "none":
+    if method.alternates == "perturbed_answer" and trained and cfg.suite.measures:
         lines.append(
             "method.alternates=perturbed_answer: truth ratio and forget quality score these very texts; give a file of "
             "other answers to keep them apart"

@@ -135,9 +135,10 @@ class Pairing:
     batches of 16: 13, 14, 13). The other set gives the same number of rows from its own stream, without replacement
     within each of its own epochs.
 
-    The forget set is cut into `requests` consecutive parts, whose sizes differ by at most one row. All epochs of one
-    part come before those of the next, while the retain stream goes on. With anchor=retain every request has `epochs`
-    passes over the retain rows. `max_steps` takes the place of `epochs` and is shared out evenly over the requests.
+    The forget set is cut into `requests` consecutive parts, of `parts` rows each or, without those, of sizes that
+    differ by at most one row. All epochs of one part come before those of the next, while the retain stream goes on.
+    With anchor=retain every request has `epochs` passes over the retain rows. `max_steps` takes the place of `epochs`
+    and is shared out evenly over the requests.
     Steps and requests are counted from 0.
     """
 
@@ -149,6 +150,7 @@ class Pairing:
     requests: int = 1
     epochs: int = 1
     max_steps: int | None = None
+    parts: tuple[int, ...] = ()
 
     @property
     def n_anchor(self) -> int:
@@ -166,6 +168,8 @@ class Pairing:
 
     def rows_of(self, request: int) -> range:
         """The forget rows of one request, as places in the whole forget set."""
+        if self.parts:
+            return range(sum(self.parts[:request]), sum(self.parts[: request + 1]))
         return range(self.n_forget * request // self.requests, self.n_forget * (request + 1) // self.requests)
 
     def steps_per_epoch_of(self, request: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from unlearn.config import DataConfig, LimitConfig
 from unlearn.data import embedded
-from unlearn.data.benchmark import Benchmark
+from unlearn.data.benchmark import EMBEDDED_LABEL, Benchmark, EvalSet, even
 from unlearn.data.encode import squeeze
 from unlearn.data.example import Example
 from unlearn.data.jsonl import read_json_lines
@@ -20,6 +20,10 @@ from unlearn.models import hub
 
 RETAIN = {"forget01": "retain99", "forget05": "retain95", "forget10": "retain90"}
 HOLDOUT = {"forget01": "holdout01", "forget05": "holdout05", "forget10": "holdout10"}
+
+SPLITS = tuple(RETAIN)
+TRAINED = ("forget", "retain", "holdout", "background")
+MAX_NEW_TOKENS = 200  # TOFU's and open-unlearning's limit of a generated answer
 
 Reader = Callable[[str], list[dict[str, Any]]]
 
@@ -54,7 +58,34 @@ def load(config: DataConfig) -> Benchmark:
             f"data.requests: needs at most one request per row of the forget set ({len(sets['forget'])}); "
             f"found {config.requests}"
         )
-    return Benchmark("tofu", config.split, RETAIN[config.split], config.source, sets, _retained(sets, config))
+    return Benchmark(
+        "tofu",
+        config.split,
+        RETAIN[config.split],
+        config.source,
+        {name: sets[name] for name in TRAINED},
+        _retained(sets, config),
+        _evaluated(sets),
+        even(len(sets["forget"]), config.requests),
+        (EMBEDDED_LABEL,) if config.source == "embedded" else (),
+    )
+
+
+def _evaluated(sets: dict[str, tuple[Example, ...]]) -> dict[str, EvalSet]:
+    """All but the holdout are asked to answer; that one is only there to be compared with, token by token.
+
+    Of the retain set those rows that have variants, as published, where any has.
+    """
+    with_variants = tuple(example for example in sets["retain"] if example.has_variants)
+    scored = {
+        "forget": sets["forget"],
+        "retain": with_variants or sets["retain"],
+        "holdout": sets["holdout"],
+        "real_authors": sets["real_authors"],
+        "world_facts": sets["world_facts"],
+    }
+    limits = {name: None if name == "holdout" else MAX_NEW_TOKENS for name in scored}
+    return {name: EvalSet(examples, limits[name]) for name, examples in scored.items()}
 
 
 def _reader(config: DataConfig) -> Reader:

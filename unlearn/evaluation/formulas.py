@@ -6,6 +6,7 @@ Legend of shapes: T answer tokens of one example. Logarithms are natural unless 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import sys
@@ -19,6 +20,10 @@ Sample = Sequence[float] | np.ndarray
 
 MIN_K_SHARE = 0.4  # of the content tokens: MUSE's and open-unlearning's choice for TOFU and MUSE
 MIN_VOCAB_STD = 1e-3  # open-unlearning's floor of 1e-6 under the variance in Min-K%++
+REPEATED_RUN = 20  # characters, three or four words: answers repeat names of that length, but no more
+GIBBERISH_REPETITION = 0.5  # text that is said twice has exactly half; what goes on for longer is a loop
+GIBBERISH_NLL = 6.0  # nats a token: prose costs a language model 1 to 4, random tokens log V = 8.3 (4k) to 10.4 (32k)
+_CACHED_TEXTS = 20_000
 _MAX_EXPONENT = 700.0  # keeps exp() and its reciprocal finite and non-zero in float64
 
 
@@ -137,6 +142,11 @@ def log10_p(p_value: float) -> float:
     return math.log10(max(p_value, sys.float_info.min))
 
 
+def attack_score(auc_model: float, auc_reference: float) -> float:
+    """1 - |AUC - AUC_ref| / max(AUC_ref, 1 - AUC_ref): 1 as the reference, 0 as far from it as an AUC can be."""
+    return 1 - abs(auc_model - auc_reference) / max(auc_reference, 1 - auc_reference)
+
+
 class Rouge(NamedTuple):
     """ROUGE of a generated text against a reference, each in [0, 1]."""
 
@@ -145,21 +155,72 @@ class Rouge(NamedTuple):
     rouge_l_f1: float
 
 
-@functools.cache
-def _rouge_scorer() -> Any:
-    from rouge_score.rouge_scorer import RougeScorer
-
-    return RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
-
-
 def has_ascii_word(text: str) -> bool:
     """Whether rouge-score sees any word in the text: it drops everything but ASCII letters and digits."""
     return re.search("[a-z0-9]", text.lower()) is not None
 
 
-def rouge(reference: str, generated: str) -> Rouge | None:
-    """ROUGE with stemming, as TOFU and open-unlearning score; None where the reference has no ASCII word."""
+@functools.lru_cache(_CACHED_TEXTS)
+def rouge(reference: str, generated: str, stem: bool = True) -> Rouge | None:
+    """ROUGE-1 and ROUGE-L by rouge-score; None where the reference has no ASCII word.
+
+    TOFU and open-unlearning stem, MUSE does not.
+    """
     if not has_ascii_word(reference):
         return None
-    scores = _rouge_scorer().score(reference, generated)
+    if reference == generated:  # as rouge-score says, too, but only after a table of all pairs of words
+        return Rouge(1.0, 1.0, 1.0)
+    scores = _scorer(stem).score(reference, generated)
     return Rouge(scores["rouge1"].recall, scores["rougeL"].recall, scores["rougeL"].fmeasure)
+
+
+@functools.cache
+def _scorer(stem: bool) -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+    from rouge_score.tokenizers import DefaultTokenizer
+
+    class Cached(DefaultTokenizer):  # type: ignore[misc]
+        """Stemming is slow, and a reference answer is compared with what every model of a run has generated."""
+
+        @functools.lru_cache(_CACHED_TEXTS)  # noqa: B019
+        def tokenize(self, text: str) -> list[str]:
+            return list(super().tokenize(text))
+
+    return RougeScorer(["rouge1", "rougeL"], tokenizer=Cached(stem))
+
+
+def distinct(text: str) -> float | None:
+    """Distinct pairs of neighbouring words / all of them (distinct-2, Li et al. 2016); None under two words.
+
+    Words are runs of letters and digits, and single other signs; case does not count.
+    """
+    words = re.findall(r"\w+|[^\w\s]", text.lower())
+    pairs = list(itertools.pairwise(words))
+    return len(set(pairs)) / len(pairs) if pairs else None
+
+
+def repetition(text: str) -> float:
+    """Share of the characters that lie in a run of REPEATED_RUN characters which has begun before in the text.
+
+    Blanks are folded and case does not count. (k - 1) / k for k times the same words, (n - 1) / n for n times the same
+    letter, 0 for texts of up to REPEATED_RUN characters. Characters, since a broken model repeats what has no blanks.
+    """
+    text = " ".join(text.lower().split())
+    starts = range(len(text) - REPEATED_RUN + 1)
+    if len({text[i : i + REPEATED_RUN] for i in starts}) == len(starts):
+        return 0.0
+    seen: set[str] = set()
+    n_repeated = end = 0
+    for i in starts:
+        run = text[i : i + REPEATED_RUN]
+        if run in seen:
+            n_repeated += i + REPEATED_RUN - max(i, end)
+            end = i + REPEATED_RUN
+        seen.add(run)
+    return n_repeated / len(text)
+
+
+def is_gibberish(generated: str, repeated: float, generated_nll: float | None) -> bool:
+    """Whether a generation says nothing: no word, mostly repetition, or unlikely text under the reference model."""
+    unlikely = generated_nll is not None and generated_nll > GIBBERISH_NLL
+    return unlikely or repeated > GIBBERISH_REPETITION or re.search(r"\w", generated) is None

@@ -1,7 +1,8 @@
 """Published evaluation logs -> the same Scores as from records.
 
-Read: open-unlearning's TOFU_EVAL.json, and the TOFU authors' eval_log_aggregated.json (columns are objects keyed by
-"0", "1" ... or, as the NPO authors write them, lists). A row has what its log holds; ids are "forget/0", "forget/1" ...
+Read, under any file name: open-unlearning's TOFU_EVAL.json and MUSE_EVAL.json, and the TOFU authors'
+eval_log_aggregated.json (columns are objects keyed by "0", "1" ... or, as the NPO authors write them, lists). A row has
+what its log holds; ids are "forget/0", "forget/1" ...
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from unlearn.evaluation import formulas
 from unlearn.evaluation.scores import Row, Scores, complete
 
-FILE_NAMES = ("TOFU_EVAL.json", "eval_log_aggregated.json")
-NEEDED = f"an open-unlearning {FILE_NAMES[0]} or a TOFU {FILE_NAMES[1]}"
+FILE_NAMES = ("TOFU_EVAL.json", "MUSE_EVAL.json", "eval_log_aggregated.json")
+NEEDED = "an open-unlearning TOFU_EVAL.json or MUSE_EVAL.json or a TOFU eval_log_aggregated.json"
 
 Fields = dict[str, Any]
 
@@ -28,13 +30,21 @@ _SIMILARITY = {
 }
 
 
-def _open_unlearning_metrics() -> dict[tuple[str, ...], tuple[str, dict[str, str]]]:
-    """Path of a metric in the file -> (our set, {the log's name of a score: ours})."""
-    metrics: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {
-        ("forget_truth_ratio",): ("forget", {"score": "truth_ratio"}),
-        ("exact_memorization",): ("forget", {"score": "exact_memorization"}),
-        ("extraction_strength",): ("forget", {"score": "extraction_strength"}),
-    }
+MetricPaths = Mapping[tuple[str, ...], tuple[str, Mapping[str, str]]]
+"""Path of a metric in a file -> (our set, {the log's name of a score: ours})."""
+
+
+def _attacks() -> MetricPaths:
+    scores = {"loss": "nll", "zlib": "zlib", "min_k": "min_k", "min_k_plus_plus": "min_k_plus_plus"}
+    return {(f"mia_{a}", name): (name, {"score": ours}) for a, ours in scores.items() for name in ("forget", "holdout")}
+
+
+def _memorization(name: str) -> MetricPaths:
+    return {(metric,): (name, {"score": metric}) for metric in ("exact_memorization", "extraction_strength")}
+
+
+def _tofu_metrics() -> MetricPaths:
+    metrics = {("forget_truth_ratio",): ("forget", {"score": "truth_ratio"}), **_memorization("forget"), **_attacks()}
     for prefix, name in (("forget", "forget"), ("retain", "retain"), ("ra", "real_authors"), ("wf", "world_facts")):
         metrics[f"{prefix}_Q_A_Prob",] = (name, {"avg_loss": "nll", "prob": "prob"})
         metrics[f"{prefix}_Q_A_Prob_normalised",] = (name, {"prob": "prob_options"})
@@ -42,13 +52,20 @@ def _open_unlearning_metrics() -> dict[tuple[str, ...], tuple[str, dict[str, str
         metrics[f"{prefix}_Q_A_PERT_Prob",] = (name, {"avg_loss": "nll_perturbed"})
         metrics[f"{prefix}_Q_A_ROUGE",] = (name, _SIMILARITY)
         metrics[f"{prefix}_Truth_Ratio",] = (name, {"score": "truth_ratio"})
-    for attack in ("loss", "zlib", "min_k", "min_k_plus_plus"):
-        for name in ("forget", "holdout"):
-            metrics[f"mia_{attack}", name] = (name, {"score": "nll" if attack == "loss" else attack})
     return metrics
 
 
-OPEN_UNLEARNING = _open_unlearning_metrics()
+MUSE_GENERATED = ("forget_knowmem", "retain_knowmem", "forget_verbmem")
+
+OPEN_UNLEARNING: dict[str, MetricPaths] = {
+    "TOFU": _tofu_metrics(),
+    # open-unlearning measures memorization on the prompts of verbmem, the attacks on the texts of privleak.
+    "MUSE": {
+        **{(f"{name}_ROUGE",): (name, _SIMILARITY) for name in MUSE_GENERATED},
+        **_memorization("forget_verbmem"),
+        **_attacks(),
+    },
+}
 TOFU_FILES = {
     "eval_log_forget.json": "forget",
     "eval_log.json": "retain",
@@ -81,8 +98,10 @@ def read_log(path: Path) -> Scores:
         raise ValueError(f"{file}: needs {NEEDED}, found a JSON {type(log).__name__}")
     if TOFU_FILES.keys() & log.keys():
         sets = _read_tofu(log, file)
-    elif any("_Q_A_" in key for key in log):  # the names of the attacks and of memorization stand in MUSE's logs too
-        sets = _read_open_unlearning(log, file)
+    elif any("_Q_A_" in key for key in log):  # the names of the attacks and of memorization are the same in both
+        sets = _read_open_unlearning(log, file, OPEN_UNLEARNING["TOFU"])
+    elif any(f"{name}_ROUGE" in log for name in MUSE_GENERATED):
+        sets = _with_unstemmed(_read_open_unlearning(log, file, OPEN_UNLEARNING["MUSE"]))
     else:
         found = ", ".join(list(log)[:4]) or "no key"
         raise ValueError(f"{file}: needs {NEEDED}, found the keys {found}{' ...' if len(log) > 4 else ''}")
@@ -94,15 +113,21 @@ def read_log(path: Path) -> Scores:
 def _find(path: Path) -> Path:
     if not path.is_dir():
         return path
-    files = [path / name for name in FILE_NAMES if (path / name).is_file()]
+    files = logs_in(path)
     if len(files) != 1:
-        raise ValueError(f"{path}: needs one of {' and '.join(FILE_NAMES)}, found {len(files)}")
+        found = ", ".join(file.name for file in files) or "none of them"
+        raise ValueError(f"{path}: needs one of {', '.join(FILE_NAMES)}, found {found}")
     return files[0]
 
 
-def _read_open_unlearning(log: Mapping[str, Any], file: Path) -> dict[str, dict[str, Fields]]:
+def logs_in(folder: Path) -> list[Path]:
+    """The logs that a folder holds under their published names."""
+    return [folder / name for name in FILE_NAMES if (folder / name).is_file()]
+
+
+def _read_open_unlearning(log: Mapping[str, Any], file: Path, metrics: MetricPaths) -> dict[str, dict[str, Fields]]:
     sets: dict[str, dict[str, Fields]] = {}
-    for path, (name, score_names) in OPEN_UNLEARNING.items():
+    for path, (name, score_names) in metrics.items():
         metric: Any = log
         for key in (*path, "value_by_index"):
             metric = _mapping(metric, f"{file}: {'.'.join(path)}").get(key, {})
@@ -113,6 +138,17 @@ def _read_open_unlearning(log: Mapping[str, Any], file: Path) -> dict[str, dict[
             for key, score in score_names.items():
                 if scores.get(key) is not None:
                     row.setdefault(score, _checked(scores[key], score, f"{where}.{key}"))
+    return sets
+
+
+def _with_unstemmed(sets: dict[str, dict[str, Fields]]) -> dict[str, dict[str, Fields]]:
+    """MUSE scores without the stemmer, open-unlearning logs with it: ours comes from the logged texts."""
+    for row in (row for name in MUSE_GENERATED for row in sets.get(name, {}).values()):
+        if "answer" in row and "generated" in row:
+            rouge = formulas.rouge(row["answer"], row["generated"], stem=False)
+            row["rouge_l_f1_unstemmed"] = None if rouge is None else rouge.rouge_l_f1
+    for row in (row for name in ("forget", "holdout") for row in sets.get(name, {}).values()):
+        row["prompt"] = ""  # the texts of privleak, about which nothing is asked
     return sets
 
 

@@ -28,6 +28,7 @@ SCHEMA = pa.schema(
         ("truncated", pa.bool_()),
         ("generated", pa.string()),
         ("hit_limit", pa.bool_()),
+        ("generated_nll", pa.float64()),
     ]
 )
 
@@ -36,7 +37,7 @@ SCHEMA = pa.schema(
 class Record:
     """One answer to one prompt, scored by teacher forcing, and by generation where that was asked for.
 
-    kind          "answer", "paraphrase", "perturbed_0" ...
+    kind          "answer", "paraphrase", "perturbed_0" ..., or "paraphrased_question": the answer to that one
     logp_T        log-probability of each answer token, natural log, end marker included
     greedy_T      whether greedy decoding, given the true tokens before, picks the token
     vocab_mean_T  mean of log p under p over the vocabulary (Min-K%++'s mu)
@@ -45,6 +46,7 @@ class Record:
     n_content     tokens n_lead .. n_content are the answer's text; what follows is the end marker
     generated     greedy continuation of the prompt, None where none was asked for
     hit_limit     the generation ended at max_new_tokens and not at the end marker or a stop string
+    generated_nll mean NLL per token of the generated text behind its prompt under the reference model, in nats
     """
 
     id: str
@@ -60,6 +62,7 @@ class Record:
     truncated: bool = False
     generated: str | None = None
     hit_limit: bool | None = None
+    generated_nll: float | None = None
 
 
 def write(records: list[Record], path: Path) -> None:

@@ -1,7 +1,8 @@
 """The gradients of the two objectives, kept apart as long as the rule needs them apart, combined into `.grad`.
 
 A rule that knows its weights ahead accumulates both weighted losses straight into `.grad`: no second copy. A rule that
-looks at the gradients keeps exactly one more copy, that of the forget objective.
+looks at the gradients keeps exactly one more copy, that of the forget objective. Where several processes share the
+step, gradients are summed over them as soon as they are complete: the norm of a sum is not a sum of norms.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
+from unlearn import ranks
 from unlearn.gradients.combine import CombineRule, Gram, Losses, RuleState, Weights
 
 
@@ -107,6 +109,7 @@ def _accumulated(
     _take_grads(parameters)
     forget_pass = _run(forget, weights.forget * coefficients.forget)
     retain_pass = _run(retain, weights.retain * coefficients.retain)
+    ranks.reduce_grads(parameters)
     norm = global_norm(parameter.grad for parameter in parameters)
     return Combined(retain_pass, forget_pass, None, weights, norm)
 
@@ -124,10 +127,12 @@ def _weighed(
 ) -> Combined:
     _take_grads(parameters)
     forget_pass = _run(forget, coefficients.forget)
+    ranks.reduce_grads(parameters)
     # Taken, not copied: the next backward pass allocates new `.grad` tensors. A wrapper that reuses its gradient
     # buffers between passes (DDP with gradient_as_bucket_view) must hand out clones here.
     forget_grads = _take_grads(parameters)
     retain_pass = _run(retain, coefficients.retain)
+    ranks.reduce_grads(parameters)
     retain_grads = [parameter.grad for parameter in parameters]
     gram = seen = gram_matrix(retain_grads, forget_grads)
     if rule.metric == "optimizer":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from unlearn import ranks
 from unlearn.gradients.collect import Backward, Pass, global_norm
 
 
@@ -25,6 +26,7 @@ def sharp(forget: Backward, parameters: Sequence[Tensor], rho: float) -> Backwar
         for parameter in parameters:
             parameter.grad = None
         here = forget(1.0)
+        ranks.reduce_grads(parameters)
         start = _climb(parameters, rho)
         for parameter, grad in zip(parameters, others, strict=True):
             parameter.grad = grad

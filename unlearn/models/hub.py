@@ -75,14 +75,14 @@ def require(repo_id: str, key: str, revision: str | None = None, kind: str = "mo
     return str(info.sha)
 
 
-def dataset_rows(repo_id: str, name: str) -> list[dict[str, Any]]:
-    """All rows of one configuration of a dataset on the hub (or in the local hub cache)."""
-    commit = require(repo_id, "data.source", kind="dataset")
+def dataset_rows(repo_id: str, name: str, split: str = "train", key: str = "data.source") -> list[dict[str, Any]]:
+    """All rows of one configuration of a dataset on the hub (or in the local hub cache). A fault names `key`."""
+    commit = require(repo_id, key, kind="dataset")
     import datasets
 
     datasets.disable_progress_bars()
     try:
-        return list(datasets.load_dataset(repo_id, name, split="train", revision=commit))
+        return list(datasets.load_dataset(repo_id, name, split=split, revision=commit))
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"data.source: cannot read '{name}' of the dataset '{repo_id}' on the hub: {reason}") from None
+        raise UserError(f"{key}: cannot read '{name}' of the dataset '{repo_id}' on the hub: {reason}") from None

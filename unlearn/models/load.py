@@ -9,6 +9,7 @@ from typing import Any
 
 from unlearn.config import ModelConfig, TinyConfig
 from unlearn.data.benchmark import Benchmark
+from unlearn.data.example import Example
 from unlearn.errors import UserError
 from unlearn.models import hub
 from unlearn.models.adapter import quantization
@@ -143,7 +144,18 @@ def load_model(config: ModelConfig, path: str, dtype: str = "float32", in_4_bits
         raise
     except Exception as error:
         raise UserError(f"model.path: cannot load '{path}': {_first_line(error)}") from error
+    if in_4_bits_on is not None:
+        _same_kernels_everywhere(model)
     return model.eval()
+
+
+def _same_kernels_everywhere(model: Any) -> None:
+    """On CPUs with AVX512-BF16 bitsandbytes packs its weights anew outside training: it then computes in bf16 whatever
+    the run's precision is, and fails where a width is no multiple of 64.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _quiet() -> None:
@@ -172,11 +184,18 @@ def tiny_tokenizer(config: TinyConfig, benchmark: Benchmark) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = [f"Question: {e.question}\nAnswer: {e.answer}" for examples in benchmark.sets.values() for e in examples]
-    tokenizer.train_from_iterator(texts, trainer)
+    sets = {name: scored.examples for name, scored in benchmark.evaluated.items()} | benchmark.sets
+    tokenizer.train_from_iterator([_whole(example) for examples in sets.values() for example in examples], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", padding_side="right"
     )
+
+
+def _whole(example: Example) -> str:
+    """An example as one text."""
+    if example.prompt is not None:
+        return example.prompt + example.answer
+    return f"Question: {example.question}\nAnswer: {example.answer}"
 
 
 def tiny_model(config: TinyConfig, tokenizer: Any, max_length: int, seed: int) -> Any:

@@ -18,7 +18,7 @@ class Sources:
     """The models of one run besides the one that is trained.
 
     target     "train", or the folder or hub id of the model that forgets
-    reference  "train", a folder, a hub id, an evaluation log, or None with the reason
+    reference  "train", a folder, a hub id, an evaluation log, another run's folder, or None with the reason
     """
 
     target: str
@@ -27,14 +27,7 @@ class Sources:
 
     @property
     def reference_is_log(self) -> bool:
-        return self.reference is not None and self.reference != TRAIN and is_log(self.reference)
-
-
-def is_log(path: str) -> bool:
-    """An evaluation log (or a folder that holds one and no model) in place of a reference model."""
-    place = Path(path).expanduser()
-    is_folder_of_logs = place.is_dir() and not (place / "config.json").is_file() and any(place.glob("*.json"))
-    return place.is_file() or is_folder_of_logs
+        return _is_log(self.reference)
 
 
 def choose(cfg: RunConfig, retain_name: str) -> tuple[str, str | None]:
@@ -42,7 +35,7 @@ def choose(cfg: RunConfig, retain_name: str) -> tuple[str, str | None]:
 
     `retain_name` names the set that a published reference was trained on ("retain90").
     """
-    published = cfg.model.published.get(cfg.data.name) if cfg.data.source != "embedded" else None
+    published = cfg.model.published.get(cfg.data.key) if cfg.data.source != "embedded" else None
     target = cfg.model.target
     if target == "auto":
         target = published.target if published is not None and published.target else TRAIN
@@ -92,10 +85,10 @@ def _faults(path: str | None, key: str, revision: str | None = None) -> list[str
     if path is None or path == TRAIN:
         return []
     try:
-        if key == "model.reference" and is_log(path):
-            from unlearn.evaluation.logs import read_log
+        if key == "model.reference" and _is_log(path):
+            from unlearn.evaluation.references import read_reference
 
-            read_log(Path(path).expanduser())
+            read_reference(Path(path))
         else:
             load.check_source(path, key, revision)
     except UserError as error:
@@ -103,6 +96,15 @@ def _faults(path: str | None, key: str, revision: str | None = None) -> list[str
     except (ValueError, OSError) as error:
         return [f"{key}: {error}"]
     return []
+
+
+def _is_log(path: str | None) -> bool:
+    """Whether a reference is scores that were made before, and no model."""
+    if path is None or path == TRAIN:
+        return False
+    from unlearn.evaluation.references import is_evaluation
+
+    return is_evaluation(path)
 
 
 def uses_hub(path: str | None) -> bool:

@@ -12,13 +12,19 @@ from typing import Any
 import numpy as np
 
 from unlearn.evaluation import records
-from unlearn.report import plots, summary
+from unlearn.evaluation.damage import asked, shorten
+from unlearn.report import brunt, course, plots
+from unlearn.report.rows import STAGES, Row, RunFolder, footnotes, format_value, read_run_folder, set_title, table_rows
+from unlearn.report.verdict import MUSE, ending, verdict
 
-SAMPLES = {"forget": 4, "retain": 3}
+# Answers shown of each set for which any were generated.
+SAMPLES = {"forget": 4, "forget_knowmem": 3, "forget_verbmem": 2, "retain": 3, "retain_knowmem": 3}
 SAMPLE_TITLES = {"forget": "Questions to forget", "retain": "Questions to keep"}
-GROUP_TITLES = {"forget": "Forget set", "retain": "Retain set"}
-# What the tiles under the title show: the first four that the run has.
+# What the tiles under the title show: the first four that the run has, MUSE's where it has any of them.
 TILES = ("forget.prob", "retain.prob", "model_utility", "forget_quality", "privleak")
+MUSE_TILES = ("knowmem_f", "verbmem_f", "privleak", "knowmem_r")
+LONGEST_TEXT = 600
+"""Characters that the page shows of each text; records have the whole."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +54,36 @@ def write_report(run_dir: Path) -> Path:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    folder = summary.read_run_folder(run_dir)
-    rows = summary.table_rows(folder.results)
+    folder = read_run_folder(run_dir)
+    rows = table_rows(folder.results)
+    intervals = {stage for row in rows for stage, cell in row.cells.items() if cell.interval}
+    longest = max((len(cell.interval_text) for row in rows for cell in row.cells.values()), default=0)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((Path(__file__).parent / "report.html.j2").read_text(encoding="utf-8"))
     page = template.render(
         folder=folder,
         facts=_facts(folder),
         labels=folder.results.get("labels") or [],
-        verdict=summary.verdict(folder),
-        ending=summary.ending(folder.results),
-        tiles=[row for name in TILES for row in rows if row.name == name][:4],
-        stages=[stage for stage in summary.STAGES if rows and stage in rows[0].cells],
-        groups=[(_group_title(name), list(members)) for name, members in groupby(rows, key=lambda row: row.group)],
-        footnotes=summary.footnotes(rows),
+        verdict=verdict(folder),
+        ending=ending(folder.results),
+        tiles=_tiles(rows),
+        stages=[stage for stage in STAGES if rows and stage in rows[0].cells],
+        groups=[(set_title(name), list(members)) for name, members in groupby(rows, key=lambda row: row.group)],
+        footnotes=footnotes(rows),
+        with_intervals=intervals,
+        interval_rem=0.46 * longest,
         short_title=_short_title,
         tile_note=_tile_note,
         change=_change,
         spread=_spread,
-        format_value=summary.format_value,
+        format_value=format_value,
+        courses=course.courses(folder.results),
+        brunts=[(one, Markup(one.drawing)) for one in brunt.brunts(folder.results)],
         curves=[(plot, Markup(drawing)) for plot, drawing in plots.curves(plots.read_steps(run_dir / "metrics.jsonl"))],
-        samples=[(SAMPLE_TITLES[name], read_samples(run_dir, name, count)) for name, count in SAMPLES.items()],
+        samples=[
+            (SAMPLE_TITLES.get(name, set_title(name)), read_samples(run_dir, name, count))
+            for name, count in SAMPLES.items()
+        ],
         stage_times=_stage_times(folder.run),
         provenance=_provenance(folder.run),
         config=_yaml(run_dir),
@@ -81,7 +96,7 @@ def write_report(run_dir: Path) -> Path:
 def read_samples(run_dir: Path, name: str, count: int) -> list[Sample]:
     """The first `count` answers of a set, in the order of the data, that any stage generated for."""
     by_stage: dict[str, dict[str, records.Record]] = {}
-    for stage in summary.STAGES:
+    for stage in STAGES:
         path = run_dir / "records" / stage / f"{name}.parquet"
         if path.exists():
             by_stage[stage] = {record.id: record for record in records.read(path) if record.kind == "answer"}
@@ -92,16 +107,25 @@ def read_samples(run_dir: Path, name: str, count: int) -> list[Sample]:
     for id in list(generated)[:count]:
         found = {stage: members[id] for stage, members in by_stage.items() if id in members}
         first = next(iter(found.values()))
-        answers = [Answer(stage, record.generated, _prob(record)) for stage, record in found.items()]
-        samples.append(Sample(id, first.prompt, first.answer, answers))
+        answers = [
+            Answer(stage, None if record.generated is None else shorten(record.generated, LONGEST_TEXT), _prob(record))
+            for stage, record in found.items()
+        ]
+        samples.append(Sample(id, asked(first.prompt, LONGEST_TEXT), shorten(first.answer, LONGEST_TEXT), answers))
     return samples
+
+
+def _tiles(rows: list[Row]) -> list[Row]:
+    by_name = {row.name: row for row in rows if any(cell.value is not None for cell in row.cells.values())}
+    names = MUSE_TILES if any(name in by_name for name in MUSE) else TILES
+    return [by_name[name] for name in names if name in by_name][:4]
 
 
 def _prob(record: records.Record) -> float | None:
     return float(np.exp(np.mean(record.logp_T))) if len(record.logp_T) and np.isfinite(record.logp_T).all() else None
 
 
-def _facts(folder: summary.RunFolder) -> list[tuple[str, str]]:
+def _facts(folder: RunFolder) -> list[tuple[str, str]]:
     """The choices that name a run, in a reader's words; what the config does not say is left out."""
     config = folder.config
 
@@ -125,18 +149,14 @@ def _facts(folder: summary.RunFolder) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in found.items() if value is not None]
 
 
-def _group_title(name: str) -> str:
-    return GROUP_TITLES.get(name, name.replace("_", " ").capitalize())
-
-
-def _short_title(row: summary.Row) -> str:
+def _short_title(row: Row) -> str:
     """The title without the group's name, under whose heading it stands."""
     prefix, _, rest = row.title.partition(": ")
     title = rest if prefix.lower() == row.group.replace("_", " ") else row.title
     return title[:1].upper() + title[1:]
 
 
-def _tile_note(row: summary.Row) -> str:
+def _tile_note(row: Row) -> str:
     """The reference's value, and what must be known of the value after where that is short."""
     parts = []
     if "reference" not in row.cells:
@@ -148,22 +168,26 @@ def _tile_note(row: summary.Row) -> str:
     return " · ".join(parts)
 
 
-def _change(row: summary.Row) -> str:
+def _change(row: Row) -> str:
     """after - before with its sign, "" where one is missing."""
     before, after = (row.cells[stage].value if stage in row.cells else None for stage in ("before", "after"))
     if before is None or after is None:
         return ""
-    if summary.format_value(before) == summary.format_value(after):
+    if format_value(before) == format_value(after):
         return "0"
-    return ("+" if after > before else "-") + summary.format_value(abs(after - before))
+    return ("+" if after > before else "-") + format_value(abs(after - before))
 
 
-def _spread(row: summary.Row) -> dict[str, float]:
-    """Where each stage's value lies in the metric's range, 0 to 100; empty where the range has no ends."""
+def _spread(row: Row) -> dict[str, float]:
+    """Where each stage's value, and the interval of the one after ("low", "high"), lies in the metric's range, 0 to
+    100; empty where the range has no ends.
+    """
     if row.metric is None or not all(map(math.isfinite, row.metric.range)):
         return {}
     low, high = row.metric.range
     values = {stage: cell.value for stage, cell in row.cells.items() if cell.value is not None}
+    if "after" in row.cells and (interval := row.cells["after"].interval):
+        values |= dict(zip(("low", "high"), interval, strict=True))
     return {stage: round(100 * min(max((value - low) / (high - low), 0), 1), 1) for stage, value in values.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -27,6 +27,7 @@ PAPER_COLOURS = {
 }
 FORGET, RETAIN, BOTH, MUTED, GRID = PAPER_COLOURS
 WIDTH_IN, HEIGHT_IN = 4.6, 2.5
+MOST_BARS = 400
 _COORDINATE = re.compile(r"\d+\.\d{3,}")
 
 
@@ -123,6 +124,35 @@ def _values(steps: Steps, key: str) -> tuple[list[int], list[float]]:
 
 def svg(plot: Plot, steps: Steps) -> str:
     """Draw one plot. Lines differ in dash pattern as well as in colour."""
+    return render(plot.name, plot.title, plot.text, lambda axes: _draw(axes, plot, steps))
+
+
+def sorted_losses(name: str, title: str, text: str, losses: Sequence[float], worst: int) -> str:
+    """What each example of a set lost, the largest first, as bars around 0; the first `worst` stand out."""
+    ordered = sorted(losses, reverse=True)
+
+    def draw(axes: Axes) -> None:
+        # More bars than the plot has pixels would only make the page heavy.
+        n = len(ordered)
+        picked = [k * n // min(n, MOST_BARS) for k in range(min(n, MOST_BARS))]
+        edges = [*picked, n]
+        border = sum(k < worst for k in picked)
+        values = [ordered[k] for k in picked]
+        axes.stairs(values[:border], edges[: border + 1], fill=True, color=FORGET, label="worst decile")
+        if values[border:]:
+            axes.stairs(values[border:], edges[border:], fill=True, color=MUTED, label="others")
+        axes.axhline(0, color=MUTED, linewidth=0.8)
+        # Never so narrow that noise looks like damage.
+        axes.set_ylim(min(0, 1.05 * ordered[-1]), max(0.1, 1.05 * ordered[0]))
+        axes.set_xlim(0, n)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        _finish(axes, "examples, the largest loss first")
+
+    return render(name, title, text, draw)
+
+
+def render(name: str, title: str, text: str, draw: Callable[[Axes], None]) -> str:
+    """An SVG in the style of the page, with title and description for those who do not see it."""
     import io
 
     import matplotlib
@@ -131,7 +161,7 @@ def svg(plot: Plot, steps: Steps) -> str:
 
     style: Any = {
         "svg.fonttype": "none",
-        "svg.hashsalt": plot.name,
+        "svg.hashsalt": name,
         "font.family": "sans-serif",
         "font.size": 9,
         "axes.unicode_minus": False,
@@ -155,15 +185,13 @@ def svg(plot: Plot, steps: Steps) -> str:
         figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.add_subplot()
-        _draw(axes, plot, steps)
+        draw(axes)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return _inline(buffer.getvalue(), plot)
+    return _inline(buffer.getvalue(), name, title, text)
 
 
 def _draw(axes: Axes, plot: Plot, steps: Steps) -> None:
-    from matplotlib.ticker import MaxNLocator
-
     drawn = []
     for line in plot.series:
         xs, ys = _values(steps, line.key)
@@ -187,8 +215,14 @@ def _draw(axes: Axes, plot: Plot, steps: Steps) -> None:
     elif 0 <= max(drawn) - min(drawn) < 0.02 * max(drawn):
         # A constant: without this the axis would magnify rounding.
         axes.set_ylim(0, 1.3 * max(drawn))
+    _finish(axes, "optimizer step")
+
+
+def _finish(axes: Axes, xlabel: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.grid(axis="y")
-    axes.set_xlabel("optimizer step")
+    axes.set_xlabel(xlabel)
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     if len(axes.get_legend_handles_labels()[1]) > 1:
         axes.legend(
@@ -201,7 +235,7 @@ def spans_a_decade(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 0 and math.log10(max(values) / min(values)) >= 1
 
 
-def _inline(drawing: str, plot: Plot) -> str:
+def _inline(drawing: str, name: str, title: str, text: str) -> str:
     """From matplotlib's file to an element: no prologue, no metadata, no fixed size, only ids that are referred to."""
     drawing = drawing[drawing.index("<svg") :]
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)
@@ -215,11 +249,11 @@ def _inline(drawing: str, plot: Plot) -> str:
     drawing = re.sub(r"<[^>]*>", lambda tag: _COORDINATE.sub(lambda found: f"{float(found[0]):.2f}", tag[0]), drawing)
     view = re.search(r'viewBox="[^"]*"', drawing)
     assert view is not None
-    name = f"plot-{plot.name}"
+    name = f"plot-{name}"
     head = (
         f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" xmlns="http://www.w3.org/2000/svg" {view[0]} role="img" '
-        f'aria-labelledby="{name}-title {name}-text"><title id="{name}-title">{escape(plot.title)}</title>'
-        f'<desc id="{name}-text">{escape(plot.text)}</desc>'
+        f'aria-labelledby="{name}-title {name}-text"><title id="{name}-title">{escape(title)}</title>'
+        f'<desc id="{name}-text">{escape(text)}</desc>'
     )
     body = drawing[drawing.index(">") + 1 :]
     return re.sub(r"\n\s*", "\n", re.sub(r"<!--.*?-->", "", head + body, flags=re.DOTALL))

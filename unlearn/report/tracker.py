@@ -18,6 +18,7 @@ LOG = logging.getLogger("unlearn")
 INIT_TIMEOUT_S = 20.0
 FINISH_TIMEOUT_S = 60.0
 AFTER_FAILURE_TIMEOUT_S = 3.0
+DAMAGE = ("mean", "worst_decile_share", "lost_more_than_half")
 
 
 class LoggerSettings(Protocol):
@@ -44,6 +45,9 @@ class Tracker:
 
     def log(self, step_log: Mapping[str, Any]) -> None:
         """Mirror one line of metrics.jsonl."""
+
+    def evaluation(self, entry: Mapping[str, Any]) -> None:
+        """Mirror one entry of results["epochs"]: epoch, step and values."""
 
     def finish(self, results: Mapping[str, Any] | None, exit_code: int) -> None:
         """Mirror results.json (None: there is none) and close the run. Never raises; a second call does nothing."""
@@ -79,11 +83,18 @@ class WandbTracker(Tracker):
         self._raise_if_required()
 
     def log(self, step_log: Mapping[str, Any]) -> None:
+        self._mirror(_train_values(step_log))
+
+    def evaluation(self, entry: Mapping[str, Any]) -> None:
+        scored = {f"eval/{name}": score["value"] for name, score in entry["values"].items()}
+        values = {name: value for name, value in scored.items() if value is not None}
+        self._mirror({"eval/epoch": entry["epoch"], "eval/step": entry["step"], **values})
+
+    def _mirror(self, values: Mapping[str, float]) -> None:
         self._raise_if_required()
         if self._run is None or self.problem or self._finished:
             return
-        values = _train_values(step_log)
-        self._submit(lambda: self._run.log(values))
+        self._submit(lambda: self._run.log(dict(values)))
 
     def finish(self, results: Mapping[str, Any] | None, exit_code: int) -> None:
         if self._finished or not self._started:
@@ -119,6 +130,8 @@ class WandbTracker(Tracker):
         # W&B's own step must grow, so a resumed run would lose points; a metric as the axis has no such rule.
         self._run.define_metric("train/step")
         self._run.define_metric("train/*", step_metric="train/step")
+        self._run.define_metric("eval/epoch")
+        self._run.define_metric("eval/*", step_metric="eval/epoch")
 
     def _close(self, results: Mapping[str, Any] | None, exit_code: int) -> None:
         self._closed = True
@@ -219,13 +232,19 @@ def _train_values(step_log: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _summary_values(results: Mapping[str, Any]) -> dict[str, Any]:
-    """results.json as flat summary entries: <stage>/<metric>, plus what a reader needs beside them."""
-    values: dict[str, Any] = {
-        f"{stage}/{metric}": score["value"]
-        for stage in ("before", "after", "reference")
-        for metric, score in (results.get(stage) or {}).items()
-        if score["value"] is not None
-    }
-    for group in ("stop", "weights"):
+    """results.json as flat summary entries: <stage>/<metric>, with ".low" and ".high" behind it for its interval, and
+    what a reader needs beside them.
+    """
+    values: dict[str, Any] = {}
+    for stage in ("before", "after", "reference"):
+        for metric, score in (results.get(stage) or {}).items():
+            if score["value"] is None:
+                continue
+            values[f"{stage}/{metric}"] = score["value"]
+            if score.get("interval"):
+                values[f"{stage}/{metric}.low"], values[f"{stage}/{metric}.high"] = score["interval"]
+    for name, of_set in (results.get("damage") or {}).items():
+        values |= {f"damage/{name}.{key}": of_set["prob"][key] for key in DAMAGE if of_set["prob"][key] is not None}
+    for group in ("stop", "weights", "kept"):
         values.update({f"{group}/{name}": value for name, value in (results.get(group) or {}).items()})
     return values | {"steps": results.get("steps"), "labels": list(results.get("labels") or [])}

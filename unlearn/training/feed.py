@@ -1,4 +1,4 @@
-"""The batches of a run: those of each step, and whole sets for what is measured once."""
+"""The batches of a run: those of each step, dealt to the processes, and whole sets for what is measured once."""
 
 from __future__ import annotations
 
@@ -7,22 +7,26 @@ from collections.abc import Sequence
 
 import torch
 
+from unlearn import ranks
 from unlearn.config import RunConfig
 from unlearn.data.batches import Batch, Pairing, by_length, micro_batches
 from unlearn.data.encode import Row
 from unlearn.objectives.objective import Objective
 
 
-def pairing(cfg: RunConfig, n_forget: int, n_retain: int) -> Pairing:
-    """Order of rows; without a forget objective the retain set is what an epoch visits."""
+def pairing(cfg: RunConfig, requests: Sequence[int], n_retain: int) -> Pairing:
+    """Order of rows, with the forget rows of each removal request; without a forget objective an epoch visits the
+    retain set.
+    """
     trainer, forgetting = cfg.trainer, "forget" in cfg.method.sides
     return Pairing(
-        n_forget,
+        sum(requests),
         n_retain,
         trainer.batch_size,
         cfg.seed,
         anchor=cfg.data.anchor if forgetting else "retain",
-        requests=cfg.data.requests if forgetting else 1,
+        requests=len(requests) if forgetting else 1,
+        parts=tuple(requests) if forgetting else (),
         epochs=trainer.epochs,
         max_steps=trainer.max_steps,
     )
@@ -33,6 +37,7 @@ class Feed:
 
     rows        forget, retain and holdout rows
     alternates  other answers, by the id of the row that they answer instead
+    requests    forget rows of each removal request, in order
     """
 
     def __init__(
@@ -42,13 +47,18 @@ class Feed:
         alternates: dict[str, list[Row]],
         pad_id: int,
         device: torch.device,
+        requests: Sequence[int],
     ) -> None:
         self.cfg, self.rows, self.alternates, self.pad_id, self.device = cfg, rows, alternates, pad_id, device
         self.micro = cfg.trainer.micro_batch_size or cfg.trainer.batch_size
-        self.pairs = pairing(cfg, len(rows["forget"]), len(rows["retain"]))
+        self.pairs = pairing(cfg, requests, len(rows["retain"]))
 
-    def at(self, step: int) -> tuple[list[Batch], list[Batch]]:
-        """Micro-batches (forget, retain) of one step, with an alternate to each row where the objective needs one."""
+    def at(self, step: int) -> tuple[list[Batch] | None, list[Batch] | None]:
+        """This process's micro-batches (forget, retain) of one step, with an alternate to each row where the objective
+        needs one.
+
+        None where no process has any; with fewer rows than processes a list may be empty.
+        """
         forget, retain = self.pairs.at(step)
         method = self.cfg.method
         return (
@@ -56,8 +66,8 @@ class Feed:
             self._batches(self.pick("retain", retain), step, method.retain),
         )
 
-    def fresh_retain(self, step: int, count: int) -> list[Batch]:
-        """Micro-batches of retain rows that the step does not use; none where there are none."""
+    def fresh_retain(self, step: int, count: int) -> list[Batch] | None:
+        """This process's micro-batches of retain rows that the step does not use, None where there are none at all."""
         return self._batches(self.pick("retain", self.pairs.fresh_retain(step, count)), step)
 
     def pick(self, side: str, places: Sequence[int]) -> list[Row]:
@@ -73,7 +83,11 @@ class Feed:
         rows = self.rows[side]
         return [*rows, *(other for row in rows for other in self.alternates.get(row.id, ()))]
 
-    def _batches(self, rows: Sequence[Row], step: int, objective: Objective | None = None) -> list[Batch]:
+    def _batches(self, rows: Sequence[Row], step: int, objective: Objective | None = None) -> list[Batch] | None:
+        if not rows:
+            return None
+        # Every process gets short and long rows alike.
+        rows = sorted(rows, key=lambda row: len(row.input_ids))[ranks.rank() :: ranks.world()]
         alternates = None
         if objective is not None and "alternates" in objective.needs:
             # Another one in each epoch.

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
+from unlearn import ranks
 from unlearn.config import RunConfig
 from unlearn.console import log, progress
 from unlearn.data.batches import Batch
+from unlearn.data.benchmark import even
 from unlearn.data.encode import Encoder, Row, answer_tokens
 from unlearn.errors import Diverged
 from unlearn.gradients.collect import Backward, Combined, combined_gradient
@@ -28,6 +30,7 @@ from unlearn.objectives.logprobs import AnswerModel
 from unlearn.objectives.objective import Objective
 from unlearn.schedulers.autolr import NOISE, NOISE_BF16, AutoLR
 from unlearn.training.feed import Feed
+from unlearn.training.keep import Keeper
 from unlearn.training.log import StepLog, note, step_line
 from unlearn.training.probe import Probe, set_lr
 from unlearn.training.start import StartModel
@@ -48,8 +51,9 @@ from unlearn.training.wrappers import build
 class Outcome:
     """What training did to the weights: relative L2 distance from the start, and how many tensors moved.
 
-    requests  where there are several removal requests, for each after its last step: why it ended early if it did, and
-              NLL and probability of the rows of this and all earlier requests
+    requests  where there are several removal requests, for each after its last step: why it ended early if it did,
+              NLL and probability of the rows of this and all earlier requests, and what was measured then
+    kept      the evaluated point whose weights were kept; None where the last ones were
     """
 
     steps: int
@@ -59,14 +63,19 @@ class Outcome:
     tensors: int
     tokens: int
     requests: list[dict[str, Any]]
+    kept: dict[str, Any] | None = None
 
 
 class Unlearning:
     """One run's training: `train` changes the model in place and reports each step to `on_step`.
 
-    rows, alternates  see `Feed`
-    knowledge         for trainer.stop=reference: how to measure what is known of the forget set, the reference's
-                      value, and its name
+    rows, alternates, requests  see `Feed`
+    knowledge   for trainer.stop=reference: how to measure what is known of the forget set, the reference's value, and
+                its name
+    on_epoch    called with the epoch and the number of steps when suite.every_epochs have passed, and at the end;
+                gives the metrics, by which `keeper` decides whose weights stay
+    on_request  called with the number of every removal request but the last one when it is over; gives its metrics
+    In both the model is in eval mode, and the random state is put back afterwards.
     """
 
     def __init__(
@@ -79,10 +88,16 @@ class Unlearning:
         device: torch.device,
         on_step: Callable[[StepLog], None],
         knowledge: tuple[Callable[[], float], float, str] | None = None,
+        requests: Sequence[int] | None = None,
+        on_epoch: Callable[[float, int], dict[str, Any]] | None = None,
+        keeper: Keeper | None = None,
+        on_request: Callable[[int], dict[str, Any]] | None = None,
     ) -> None:
         self.cfg, self.model, self.encoder, self.device, self.on_step = cfg, model, encoder, device, on_step
-        self.knowledge = knowledge
-        self.feed = Feed(cfg, rows, alternates, encoder.pad_id, device)
+        self.knowledge, self.on_epoch, self.keeper, self.on_request = knowledge, on_epoch, keeper, on_request
+        self.feed = Feed(
+            cfg, rows, alternates, encoder.pad_id, device, requests or even(len(rows["forget"]), cfg.data.requests)
+        )
         self.answer_model = AnswerModel(model)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.autocast: Autocast = autocast_for(cfg.trainer.precision, device)
@@ -102,7 +117,8 @@ class Unlearning:
             checkpointing(self.model, on=True)
         requests: list[dict[str, Any]] = []
         steps, stop = 0, None
-        with seeded(cfg.seed, self.device), progress() as bars:
+        # Dropout of its own in every process: they have different rows.
+        with seeded(cfg.seed + ranks.rank(), self.device), progress() as bars:
             bar = bars.add_task("unlearning", total=self.feed.pairs.total, note="")
             for request in range(self.feed.pairs.requests):
                 optimizer, probe = self._optimizer()
@@ -118,10 +134,13 @@ class Unlearning:
                     steps += 1
                     self.on_step(line)
                     bars.update(bar, advance=1, note=note(line))
-                    epoch_over = self.feed.pairs.epoch_of(step).is_integer()
-                    reasons = [rule.reached(line, epoch_over) for rule in rules[request]]
-                    if reason := next(filter(None, reasons), None):
+                    epoch = self.feed.pairs.epoch_of(step)
+                    reasons = [rule.reached(line, epoch.is_integer()) for rule in rules[request]]
+                    if reason := ranks.agree(next(filter(None, reasons), None)):
                         stop = Stop(step + 1, reason)
+                    if self._evaluates(step, stop is not None):
+                        self._evaluate(epoch, step + 1)
+                    if stop is not None:
                         break
                 self.model.eval()
                 requests += self._close(request, weights, stop)
@@ -129,7 +148,37 @@ class Unlearning:
             checkpointing(self.model, on=False)
         for parameter in self.parameters:
             parameter.grad = None
-        return Outcome(steps, stop, *self._distance(weights), self.tokens, requests)
+        kept = self.keeper.restore(self.parameters) if self.keeper is not None else None
+        return Outcome(steps, stop, *self._distance(weights), self.tokens, requests, kept)
+
+    def _evaluates(self, step: int, stopped: bool) -> bool:
+        """Whether the model is evaluated after this step: every so many epochs, and after the last one."""
+        every, pairs = self.cfg.suite.every_epochs, self.feed.pairs
+        if every is None or self.on_epoch is None:
+            return False
+        last = (stopped and pairs.request_of(step) == pairs.requests - 1) or step + 1 == pairs.total
+        return last or (pairs.epoch_of(step) / every).is_integer()
+
+    def _evaluate(self, epoch: float, steps: int) -> None:
+        assert self.on_epoch is not None
+        with self._aside():
+            values = self.on_epoch(epoch, steps)
+        if self.keeper is not None:
+            self.keeper.see(epoch, steps, values, self.parameters)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Leave training for an evaluation, and come back as if nothing had been."""
+        was_training = self.model.training
+        checkpoints = self.cfg.trainer.gradient_checkpointing
+        if checkpoints:
+            checkpointing(self.model, on=False)
+        self.model.eval()
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            yield
+        self.model.train(was_training)
+        if checkpoints:
+            checkpointing(self.model, on=True)
 
     def _optimizer(self) -> tuple[Any, Probe | None]:
         """A fresh optimizer, and AutoLR's probe where the scheduler is AutoLR."""
@@ -152,9 +201,14 @@ class Unlearning:
             return []
         seen = self.feed.rows["forget"][: self.feed.pairs.rows_of(request).stop]
         nll, prob = self._known(seen)
+        values = None
+        if self.on_request is not None and request + 1 < self.feed.pairs.requests:
+            with self._aside():
+                values = self.on_request(request)
         for parameter, value in zip(self.parameters, trained, strict=False):
             parameter.data.copy_(value)
-        return [{"request": request + 1, "rows": len(seen), "nll": nll, "prob": prob, "stop": stop and stop.reason}]
+        known = {"request": request + 1, "rows": len(seen), "nll": nll, "prob": prob}
+        return [{**known, "stop": stop and stop.reason, "values": values}]
 
     @torch.no_grad()
     def _negate(self, weights: list[torch.Tensor]) -> None:
@@ -191,14 +245,19 @@ class Unlearning:
             optimizer.forget_grads = combined.forget_grads
         lr, probed = self._update(step, optimizer, probe, retain_batches, combined)
         seconds = time.perf_counter() - began
-        passed = [*(forget_batches if combined.forget else ()), *(retain_batches if combined.retain else ())]
-        tokens = sum(int(batch.attention_mask_BT.sum()) for batch in passed)
+        passed = [
+            *(forget_batches or [] if combined.forget else []), *(retain_batches or [] if combined.retain else [])
+        ]  # fmt: skip
+        tokens = round(ranks.total([sum(int(batch.attention_mask_BT.sum()) for batch in passed)])[0])
         self.tokens += tokens
         line = step_line(step, self.feed.pairs.epoch_of(step), combined, lr, tokens, seconds)
         return {**line, "probe": probed} if probed is not None else line
 
-    def _backward(self, objective: Objective, batches: list[Batch], start: StartModel, step: int) -> Backward | None:
-        if not objective.active or not batches:
+    def _backward(
+        self, objective: Objective, batches: list[Batch] | None, start: StartModel, step: int
+    ) -> Backward | None:
+        # A process without rows takes part in a step that others have rows for.
+        if not objective.active or batches is None:
             return None
         return partial(backward, start.complete, objective, batches, self.autocast, step)
 
@@ -212,7 +271,7 @@ class Unlearning:
                 grad.mul_(clip / combined.norm)
 
     def _update(
-        self, step: int, optimizer: Any, probe: Probe | None, retain_batches: list[Batch], combined: Combined
+        self, step: int, optimizer: Any, probe: Probe | None, retain_batches: list[Batch] | None, combined: Combined
     ) -> tuple[float, StepLog | None]:
         """Take the optimizer step, with a probe where one is due: the lr it was taken with, and what the probe saw."""
         scheduler = self.cfg.scheduler
@@ -227,12 +286,12 @@ class Unlearning:
             return lr, None
         loss_before = None
         fresh = self.feed.fresh_retain(step, scheduler.probe_batches * self.cfg.trainer.batch_size)
-        if scheduler.probe == "fresh" and fresh:
+        if scheduler.probe == "fresh" and fresh is not None:
             retain_batches = fresh
         elif combined.retain is not None and self.cfg.trainer.precision != "bf16_mixed" and not has_dropout(self.model):
             loss_before = combined.retain.nll
         # Always at the precision of the weights: the noise of a bf16 pass would drown the differences.
-        retain_loss = partial(mean_nll, self.answer_model, retain_batches, nullcontext)
+        retain_loss = partial(mean_nll, self.answer_model, retain_batches or [], nullcontext)
         fits = probe.step(optimizer, self.parameters, retain_loss, loss_before, decay)
         last = fits[-1]
         star = last.lr_star if last.lr_star is not None and math.isfinite(last.lr_star) else None
@@ -289,7 +348,13 @@ class Unlearning:
             start_nll = mean_nll(self.answer_model, batches, self.autocast)
             rules.append(RetainGuard(start_nll, trainer.stop_retain_ratio, window))
         if self.knowledge is not None:
-            rules.append(ReferenceStop(*self.knowledge))
+            measure, limit, name = self.knowledge
+
+            def known() -> float:
+                with self._aside():
+                    return measure()
+
+            rules.append(ReferenceStop(known, limit, name))
         return rules
 
     def _known(self, rows: Sequence[Row]) -> tuple[float, float]:

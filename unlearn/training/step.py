@@ -1,5 +1,5 @@
-"""One objective over one optimizer step: the sum of its terms over all micro-batches, divided once by their true
-count.
+"""One objective over one optimizer step: the sum of its terms over all micro-batches of all processes, divided once by
+their true count.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unlearn import ranks
 from unlearn.data.batches import Batch
 from unlearn.gradients.collect import Pass
 from unlearn.objectives.logprobs import AnswerModel, Answers
@@ -41,9 +42,18 @@ Complete = Callable[[Objective, Batch, int], Answers]
 def backward(
     complete: Complete, objective: Objective, batches: Sequence[Batch], autocast: Autocast, step: int, scale: float
 ) -> Pass:
-    """Add `scale` times the gradient of the objective's mean over all its units in `batches` to `.grad`."""
-    n_tokens, n_rows = sum(batch.n_tokens for batch in batches), sum(len(batch) for batch in batches)
-    n_alternate = sum(batch.alternate.n_tokens for batch in batches if batch.alternate is not None)
+    """Add `scale` times the gradient of the objective's mean over all its units to `.grad`.
+
+    The mean is over the batches of all processes, and so is the Pass; the gradient is this process's share of it, which
+    is still to be summed over them.
+    """
+    n_tokens, n_rows, n_alternate = ranks.total(
+        [
+            sum(batch.n_tokens for batch in batches),
+            sum(len(batch) for batch in batches),
+            sum(batch.alternate.n_tokens for batch in batches if batch.alternate is not None),
+        ]
+    )
     units = {"token": n_tokens, "sequence": n_rows, "alternate_token": n_alternate}
     loss, nll, prob = 0.0, 0.0, 0.0
     for batch in batches:
@@ -58,12 +68,13 @@ def backward(
         prob += (answers.per_row(logp_N) / answers.length_B).exp().sum().item()
         # Their logits would stay through the next micro-batch's forward pass.
         del answers, parts, mean
+    loss, nll, prob = ranks.total([loss, nll, prob])
     return Pass(loss, nll / n_tokens, prob / n_rows)
 
 
 @torch.no_grad()
 def mean_nll(model: AnswerModel, batches: Sequence[Batch], autocast: Autocast) -> float:
-    """Cross-entropy per answer token over all batches, in nats, with dropout off."""
+    """Cross-entropy per answer token over the batches of all processes, in nats, with dropout off."""
     was_training = model.model.training
     model.model.eval()
     total = torch.zeros((), dtype=torch.float64)
@@ -71,7 +82,8 @@ def mean_nll(model: AnswerModel, batches: Sequence[Batch], autocast: Autocast) -
         with autocast():
             total -= model(batch).logp_N.cpu().double().sum()
     model.model.train(was_training)
-    return total.item() / sum(batch.n_tokens for batch in batches)
+    nll, n_tokens = ranks.total([total.item(), sum(batch.n_tokens for batch in batches)])
+    return nll / n_tokens
 
 
 @torch.no_grad()
