@@ -27,8 +27,8 @@ from unlearn.plan import Prepared
 from unlearn.report.tracker import make_tracker
 
 LIBRARIES = (
-    "torch", "transformers", "tokenizers", "peft", "accelerate", "bitsandbytes", "datasets", "hydra-core", "numpy",
-    "scipy", "wandb",
+    "torch", "transformers", "tokenizers", "peft", "accelerate", "bitsandbytes", "datasets", "hydra-core", "lm-eval",
+    "numpy", "scipy", "wandb",
 )  # fmt: skip
 """Whose versions a run records, where they are installed."""
 

@@ -50,4 +50,3 @@ def _rows(suite: Suite, measured: Measured) -> dict[Place, Row]:
                 ids = ids[: max(suite.encoder.max_length, row.n_prompt + 1)]
                 found[name, k] = Row(row.id, "generated", row.prompt, record.generated, ids, row.n_prompt, len(ids))
     return found
-

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from unlearn import ranks
 from unlearn.cache import Cache
 from unlearn.config import RunConfig
 from unlearn.data.benchmark import Benchmark, fingerprint
@@ -71,8 +72,11 @@ class Stages:
         if source != TRAIN:
             revision = self.cfg.model.revision if source == self.cfg.model.path else None
             return Stage(source, load.fingerprint(source, revision), True)
-        key = self.key(examples)
-        folder, cached = self.cache.get("models", key, lambda folder: self._train(folder, role, examples))
+        found = None
+        if ranks.is_main():
+            # One process trains it, the others wait.
+            found = self.cache.get("models", self.key(examples), lambda folder: self._train(folder, role, examples))
+        folder, cached = ranks.from_main(found)
         return Stage(str(folder), folder.name, cached)
 
     def _train(self, folder: Path, role: str, examples: tuple[Example, ...]) -> None:
