@@ -19,6 +19,7 @@ from unlearn.errors import Diverged
 from unlearn.objectives.logprobs import AnswerModel
 from unlearn.training.loop import Outcome, Unlearning
 from unlearn.training.step import mean_nll, sequence_logp
+from unlearn.training.weights import StartWeights
 
 SMALL = ("trainer.batch_size=4", "trainer.stop=none", "trainer.max_steps=4", "scheduler.interval=2")
 
@@ -284,7 +285,7 @@ def test_every_removal_request_is_measured_when_it_ends() -> None:
     assert outcome.requests[-1]["nll"] == pytest.approx(nll, rel=1e-5), "the last one is the model that is returned"
 
 
-def test_a_task_vector_is_subtracted_from_the_start() -> None:
+def test_a_task_vector_is_subtracted_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """theta_start - 5 (theta_trained - theta_start), where the trained weights are those of the plain descent."""
     words = ("method=task_vector", "optimizer.lr=0.003")
     model, lines, _ = unlearn(*words, steps_of_autolr=False)
@@ -296,14 +297,14 @@ def test_a_task_vector_is_subtracted_from_the_start() -> None:
     cfg = compose_run(*SMALL[:-1], *words)
     trained_model = tiny_model()
     training = unlearning(cfg, trained_model, lambda line: None)
-    training._negate = lambda weights: None  # type: ignore[method-assign]
+    monkeypatch.setattr(StartWeights, "negate", lambda self, scale: None)
     training.train()
     trained = weights(trained_model)
     assert not torch.equal(trained, start)
     torch.testing.assert_close(weights(model), start - 5 * (trained - start), rtol=1e-5, atol=1e-6)
 
 
-def test_sequential_task_vectors_go_on_from_the_weights_as_trained() -> None:
+def test_sequential_task_vectors_go_on_from_the_weights_as_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """SSU: request 2 is learned from where request 1 ended, and only what is given out is negated."""
     model, lines, outcome = unlearn(
         "method=task_vector", "method.forget.scale=1", "data.requests=2", "trainer.max_steps=4", "optimizer=sgd",
@@ -314,7 +315,7 @@ def test_sequential_task_vectors_go_on_from_the_weights_as_trained() -> None:
     trained_model = tiny_model()
     plain: list[dict[str, Any]] = []
     training = unlearning(cfg, trained_model, plain.append)
-    training._negate = lambda weights: None  # type: ignore[method-assign]
+    monkeypatch.setattr(StartWeights, "negate", lambda self, scale: None)
     training.train()
     assert [line["nll_forget"] for line in lines] == [line["nll_forget"] for line in plain]
     start = weights(tiny_model())

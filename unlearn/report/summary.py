@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-# What the terminal shows; the page has every row.
+# What the terminal shows where a run has any of them, and otherwise all its rows; the page has every row always.
 TERMINAL_METRICS = (
     "knowmem_f",
     "verbmem_f",
@@ -45,7 +45,7 @@ def print_summary(console: Console, run_dir: Path) -> None:
     for label in folder.results.get("labels") or []:
         console.print(f"[yellow]{_plain(label)}[/]", highlight=False)
     rows = table_rows(folder.results)
-    shown = [row for row in rows if row.name in TERMINAL_METRICS]
+    shown = [row for row in rows if row.name in TERMINAL_METRICS] or rows
     if shown:
         long = dict.fromkeys(remark for row in shown for remark in _told(row) if len(remark) > SHORT_REMARK)
         numbers = {remark: number for number, remark in enumerate(long, start=1)}

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,12 +20,12 @@ from unlearn.config import RunConfig
 from unlearn.console import log, progress
 from unlearn.data.batches import Batch
 from unlearn.data.benchmark import even
-from unlearn.data.encode import Encoder, Row, answer_tokens
+from unlearn.data.encode import Encoder, Row
 from unlearn.errors import Diverged
 from unlearn.gradients.collect import Backward, Combined, combined_gradient
 from unlearn.gradients.combine import RuleState, Weights
 from unlearn.gradients.sharpness import sharp
-from unlearn.models.adapter import checkpointing, negated
+from unlearn.models.adapter import checkpointing
 from unlearn.objectives.logprobs import AnswerModel
 from unlearn.objectives.objective import Objective
 from unlearn.schedulers.autolr import NOISE, NOISE_BF16, AutoLR
@@ -34,7 +34,7 @@ from unlearn.training.keep import Keeper
 from unlearn.training.log import StepLog, note, step_line
 from unlearn.training.probe import Probe, set_lr
 from unlearn.training.start import StartModel
-from unlearn.training.step import Autocast, autocast_for, backward, has_dropout, mean_nll, seeded, sequence_logp
+from unlearn.training.step import Autocast, aside, autocast_for, backward, has_dropout, known, mean_nll, seeded
 from unlearn.training.stop import (
     HoldoutStop,
     ReferenceStop,
@@ -44,6 +44,7 @@ from unlearn.training.stop import (
     TargetStop,
     stops_at_holdout,
 )
+from unlearn.training.weights import StartWeights
 from unlearn.training.wrappers import build
 
 
@@ -107,7 +108,7 @@ class Unlearning:
     def train(self) -> Outcome:
         """Run all steps, or until a rule stops the run. Raises Diverged before a step that is not finite."""
         cfg = self.cfg
-        weights = [parameter.detach().to("cpu", copy=True) for parameter in self.parameters]
+        weights = StartWeights(self.model)
         start = self._start_model()
         # All of them now: what they compare with is the start model's.
         watched = self.feed.rows["holdout"] if stops_at_holdout(cfg) else []
@@ -129,7 +130,8 @@ class Unlearning:
                         line = self._step(step, optimizer, probe, start)
                     except Diverged:
                         # What is kept must be what the method gives out, not what it was about to negate.
-                        self._negate(weights)
+                        if cfg.method.forget.negation is not None:
+                            weights.negate(cfg.method.forget.negation)
                         raise
                     steps += 1
                     self.on_step(line)
@@ -149,7 +151,7 @@ class Unlearning:
         for parameter in self.parameters:
             parameter.grad = None
         kept = self.keeper.restore(self.parameters) if self.keeper is not None else None
-        return Outcome(steps, stop, *self._distance(weights), self.tokens, requests, kept)
+        return Outcome(steps, stop, *weights.distance(), self.tokens, requests, kept)
 
     def _evaluates(self, step: int, stopped: bool) -> bool:
         """Whether the model is evaluated after this step: every so many epochs, and after the last one."""
@@ -166,19 +168,11 @@ class Unlearning:
         if self.keeper is not None:
             self.keeper.see(epoch, steps, values, self.parameters)
 
-    @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Leave training for an evaluation, and come back as if nothing had been."""
-        was_training = self.model.training
-        checkpoints = self.cfg.trainer.gradient_checkpointing
-        if checkpoints:
-            checkpointing(self.model, on=False)
-        self.model.eval()
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            yield
-        self.model.train(was_training)
-        if checkpoints:
-            checkpointing(self.model, on=True)
+    def _aside(self) -> AbstractContextManager[None]:
+        return aside(self.model, self.device, self.cfg.trainer.gradient_checkpointing)
+
+    def _known(self, rows: Sequence[Row]) -> tuple[float, float]:
+        return known(self.answer_model, rows, self.feed.whole(rows), self.autocast)
 
     def _optimizer(self) -> tuple[Any, Probe | None]:
         """A fresh optimizer, and AutoLR's probe where the scheduler is AutoLR."""
@@ -189,14 +183,16 @@ class Unlearning:
         noise = NOISE_BF16 if cfg.trainer.precision == "bf16" else NOISE
         return optimizer, Probe(cfg.scheduler, cfg.optimizer.lr, noise=noise)
 
-    def _close(self, request: int, weights: list[torch.Tensor], stop: Stop | None) -> list[dict[str, Any]]:
+    def _close(self, request: int, weights: StartWeights, stop: Stop | None) -> list[dict[str, Any]]:
         """End a removal request: negate its task vector where the method does so, and see what is left of its rows.
 
         Task vectors of later requests go on from the weights as trained, not as negated (SSU, 2406.10952).
         """
-        goes_on = self.cfg.method.forget.negation is not None and request + 1 < self.feed.pairs.requests
+        negation = self.cfg.method.forget.negation
+        goes_on = negation is not None and request + 1 < self.feed.pairs.requests
         trained = [parameter.detach().clone() for parameter in self.parameters] if goes_on else []
-        self._negate(weights)
+        if negation is not None:
+            weights.negate(negation)
         if self.feed.pairs.requests == 1:
             return []
         seen = self.feed.rows["forget"][: self.feed.pairs.rows_of(request).stop]
@@ -207,20 +203,8 @@ class Unlearning:
                 values = self.on_request(request)
         for parameter, value in zip(self.parameters, trained, strict=False):
             parameter.data.copy_(value)
-        known = {"request": request + 1, "rows": len(seen), "nll": nll, "prob": prob}
-        return [{**known, "stop": stop and stop.reason, "values": values}]
-
-    @torch.no_grad()
-    def _negate(self, weights: list[torch.Tensor]) -> None:
-        """`start - scale (trained - start)`, where the method asks for it; in fp32, exact for what did not move."""
-        scale = self.cfg.method.forget.negation
-        if scale is None:
-            return
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        for parameter, weight in zip(self.parameters, weights, strict=True):
-            if negated(names[id(parameter)]):
-                start = weight.to(parameter.device).float()
-                parameter.copy_(start - scale * (parameter.float() - start))
+        entry = {"request": request + 1, "rows": len(seen), "nll": nll, "prob": prob}
+        return [{**entry, "stop": stop and stop.reason, "values": values}]
 
     def _step(self, step: int, optimizer: Any, probe: Probe | None, start: StartModel) -> StepLog:
         began = time.perf_counter()
@@ -350,25 +334,9 @@ class Unlearning:
         if self.knowledge is not None:
             measure, limit, name = self.knowledge
 
-            def known() -> float:
+            def measured() -> float:
                 with self._aside():
                     return measure()
 
-            rules.append(ReferenceStop(known, limit, name))
+            rules.append(ReferenceStop(measured, limit, name))
         return rules
-
-    def _known(self, rows: Sequence[Row]) -> tuple[float, float]:
-        """Mean NLL per answer token, and mean over rows of the answer's probability."""
-        logp = sequence_logp(self.answer_model, self.feed.whole(rows), self.autocast)
-        nll = -sum(logp.values()) / answer_tokens(rows)
-        return nll, sum(math.exp(logp[row.id] / row.n_answer) for row in rows) / len(rows)
-
-    @torch.no_grad()
-    def _distance(self, start: list[torch.Tensor]) -> tuple[float, int, int]:
-        moved, size, changed = 0.0, 0.0, 0
-        for before, parameter in zip(start, self.parameters, strict=True):
-            after = parameter.detach().to("cpu")
-            changed += int(not torch.equal(before, after))
-            moved += (after.double() - before.double()).square().sum().item()
-            size += before.double().square().sum().item()
-        return math.sqrt(moved / size) if size > 0 else math.inf, changed, len(start)

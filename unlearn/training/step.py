@@ -4,6 +4,7 @@ their true count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from unlearn import ranks
 from unlearn.data.batches import Batch
+from unlearn.data.encode import Row, answer_tokens
 from unlearn.gradients.collect import Pass
+from unlearn.models.adapter import checkpointing
 from unlearn.objectives.logprobs import AnswerModel, Answers
 from unlearn.objectives.objective import Objective
 
@@ -95,6 +98,30 @@ def sequence_logp(model: AnswerModel, batches: Sequence[Batch], autocast: Autoca
             answers = model(batch)
         logp |= dict(zip(batch.ids, answers.per_row(answers.logp_N).tolist(), strict=True))
     return logp
+
+
+def known(model: AnswerModel, rows: Sequence[Row], batches: Sequence[Batch], autocast: Autocast) -> tuple[float, float]:
+    """Mean NLL per answer token of `rows`, which `batches` hold, and mean over them of the answer's probability."""
+    logp = sequence_logp(model, batches, autocast)
+    nll = -sum(logp.values()) / answer_tokens(rows)
+    return nll, sum(math.exp(logp[row.id] / row.n_answer) for row in rows) / len(rows)
+
+
+@contextmanager
+def aside(model: Any, device: torch.device, checkpoints: bool) -> Iterator[None]:
+    """Leave training for an evaluation in eval mode, and come back as if nothing had been.
+
+    checkpoints  whether the model trains with gradient checkpointing
+    """
+    was_training = model.training
+    if checkpoints:
+        checkpointing(model, on=False)
+    model.eval()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    model.train(was_training)
+    if checkpoints:
+        checkpointing(model, on=True)
 
 
 def has_dropout(model: Any) -> bool:
