@@ -98,7 +98,9 @@ def test_the_page_holds_all_parts(page: Page) -> None:
     assert "Riga" not in text  # the fifth
 
 
-def test_the_page_needs_no_network_and_no_script(page: Page) -> None:
+@pytest.mark.parametrize("kind", ["page", "full", "muse"])
+def test_the_page_needs_no_network_and_no_script(kind: str, request: pytest.FixtureRequest) -> None:
+    page: Page = request.getfixturevalue(kind)
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in page.tags}
     for _, attributes in page.tags:
         for name in ("src", "href", "xlink:href"):
@@ -186,11 +188,6 @@ def test_the_page_of_a_full_run_holds_the_new_parts(full: Page) -> None:
     ids = [a["id"] for _, a in full.tags if a.get("id")]
     assert len(ids) == len(set(ids))
     assert full.cells["forget.prob", "after"] == "0.043"
-
-
-def test_the_new_parts_need_no_network_and_no_script(full: Page, muse: Page) -> None:
-    for page in (full, muse):
-        test_the_page_needs_no_network_and_no_script(page)
 
 
 def test_the_page_of_muse_leads_with_its_four_numbers(muse: Page) -> None:

@@ -184,6 +184,15 @@ def test_terminal_without_any_results(tmp_path: Path) -> None:
     assert "not evaluated" in text
 
 
+def test_where_none_of_the_chosen_metrics_is_there_all_are_shown(tmp_path: Path) -> None:
+    run_dir = fake_run.make_run(tmp_path / "run")
+    only = {stage: {"mine/acc": {"value": value, "n": 8}} for stage, value in (("before", 0.625), ("after", 0.375))}
+    (run_dir / "results.json").write_text(json.dumps(fake_run.results() | only | {"reference": None}))
+    (line,) = (line for line in printed(run_dir).splitlines() if "mine/acc" in line)
+    assert "0.625" in line
+    assert "0.375" in line
+
+
 def test_brackets_in_names_are_not_markup(tmp_path: Path) -> None:
     run_dir = fake_run.make_run(tmp_path / "run")
     results = fake_run.results() | {"labels": ["[red]not markup[/red]"]}
