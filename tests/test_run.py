@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import torch
 from omegaconf import OmegaConf
 
 from tests.helpers import compose_run
+from unlearn.cli import report
+from unlearn.cli.suite_checks import READ_AT_THE_END
 from unlearn.errors import Diverged, UserError
-from unlearn.evaluation import records
-from unlearn.evaluation.metrics import METRICS
+from unlearn.evaluation import records, references
+from unlearn.evaluation.metrics import METRICS, evaluate
+from unlearn.evaluation.scores import Scores
 from unlearn.run import run
 
 SMALL = (
@@ -130,6 +134,32 @@ def test_a_repeat_takes_target_reference_and_before_from_the_cache(done: Path, c
 def test_a_folder_that_holds_a_run_is_not_written_again(done: Path, cache: Path) -> None:
     with pytest.raises(UserError, match=r"output_dir: needs a new folder; .* holds a run already"):
         small(done, cache)
+
+
+def test_epochs_and_requests_hold_what_their_records_say(cache: Path, tmp_path: Path) -> None:
+    words = ("suite.every_epochs=1", "suite.keep=model_utility", "trainer.max_steps=null", "trainer.epochs=1")
+    out = small(tmp_path / "run", cache, *words, "data.requests=2", "trainer.batch_size=3")
+    was = (out / "results.json").read_text()
+    results = json.loads(was)
+    assert [len(results[key]) for key in ("epochs", "requests")] == [2, 2]
+    read = {value["values"]["forget.perplexity"]["n"] for key in ("epochs", "requests") for value in results[key]}
+    assert read == {6}
+    assert results["requests"][1]["values"] == results["after"]
+    report.main(["score", str(out)])
+    assert (out / "results.json").read_text() == was
+
+
+def test_what_cannot_choose_an_epoch_is_what_waits_for_the_reference_to_read(done: Path) -> None:
+    scores = references.read_column(done / "records" / "after")
+
+    def read(nll: float | None) -> dict[str, Any]:
+        said = {"generated": "plain words", "repetition": 0.0, "rouge_l_recall": 0.5, "generated_nll": nll}
+        rows = {name: {id: replace(row, **said) for id, row in of_set.items()} for name, of_set in scores.sets.items()}
+        return {name: value["value"] for name, value in evaluate(Scores(rows), scores, intervals=False).items()}
+
+    unread, unlikely = read(None), read(99.0)
+    late = {name for name in unread if unread[name] != unlikely[name]}
+    assert late == {name for name in unread if name.rpartition(".")[2] in READ_AT_THE_END}
 
 
 def test_evaluation_only(done: Path, cache: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -23,6 +23,7 @@ from unlearn import ranks
 from unlearn.config import RunConfig
 from unlearn.console import log
 from unlearn.errors import UserError
+from unlearn.evaluation.records import columns
 from unlearn.plan import Prepared
 from unlearn.report.tracker import make_tracker
 
@@ -90,10 +91,17 @@ class Recorder:
 
     def results(self, stage: str, values: dict[str, Any]) -> None:
         """Store the metrics of one stage: before, after or reference."""
+        for column, entry in columns(self._results):
+            if column == stage:
+                entry["values"] = values
         self.more(**{stage: values})
-        if stage == "after" and self._results["requests"]:
-            # After the last removal request the model is what it is after all of them.
-            self._results["requests"][-1]["values"] = values
+
+    def renew(self, values: Callable[[str], dict[str, Any]]) -> None:
+        """Store the metrics of everything that was measured again, after something was added to its records."""
+        self._results |= {stage: values(stage) for stage in ("before", "after", "reference")}
+        for column, entry in columns(self._results):
+            entry["values"] = values(column)
+        self._write("results.json", self._results)
 
     def more(self, **facts: Any) -> None:
         """Store other parts of results.json."""

@@ -106,8 +106,7 @@ def finish(prepared: Prepared, recorder: Recorder, comparison: Comparison, refer
     if reference is not None and suite.perplexity and suite.generate:
         with recorder.stage("perplexity"):
             comparison.read_generations(loader(prepared, reference))
-            for column in ("reference", "before", "after"):
-                recorder.results(column, comparison.values(column))
+            recorder.renew(comparison.values)
     recorder.more(damage=comparison.damage(), canary=comparison.canaries())
 
 

@@ -36,6 +36,8 @@ def lm_eval(monkeypatch: pytest.MonkeyPatch) -> None:
         (["suite.keep=zzz", "suite.every_epochs=1"], "suite.keep: needs last or the name of a metric; found 'zzz', as"),
         (["suite.keep=model_utility"], "suite.every_epochs: suite.keep=model_utility chooses among evaluated epochs; "
          "needs an integer, found null"),
+        (["suite.keep=utility", "suite.every_epochs=1"], "suite.keep: needs a metric that is known during training; "
+         "utility waits for the reference model to read the generated texts at the end"),
     ],
 )  # fmt: skip
 def test_what_is_refused(texts: list[str], message: str, lm_eval: None) -> None:
@@ -59,6 +61,7 @@ def test_what_passes(lm_eval: None, tmp_path: Path) -> None:
         ["suite=lm_eval", "suite.tasks=[arc_easy]", "suite.task_limit=5", f"suite.task_folder={tmp_path}"],
         ["suite.tasks=[arc_easy]", "suite.wmdp=[chem]", "suite.wmdp_source=hub"],
         ["suite.every_epochs=2", "suite.keep=model_utility"],
+        ["suite.every_epochs=2", "suite.keep=utility", "suite.perplexity=false"],
         ["suite=wmdp", "suite.wmdp_source=here"],
     ):
         checked = check(texts)

@@ -7,6 +7,7 @@ import json
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -108,6 +109,7 @@ class Run:
     def rescore(self) -> list[str]:
         """Compute all metrics again, and write results.json and report.html. Returns what changed, a line each."""
         from unlearn.evaluation.damage import damage
+        from unlearn.evaluation.records import columns as column_entries
         from unlearn.report.html import write_report
 
         old, columns = self.results, self.columns
@@ -115,11 +117,10 @@ class Run:
         if self.reference is not None:
             new["reference"] = self.values("reference", self.reference, old.get("reference") or {})
         new |= {stage: self.values(stage, columns[stage], old.get(stage) or {}) for stage in STAGES if stage in columns}
-        new["epochs"] = [self.entry(f"epoch-{entry['epoch']:g}", entry) for entry in old.get("epochs") or []]
-        new["requests"] = [self.entry(f"request-{entry['request']}", entry) for entry in old.get("requests") or []]
-        if "after" in columns and new["requests"] and new["requests"][-1].get("values"):
-            # After the last removal request the model is what it is after all of them.
-            new["requests"][-1] = new["requests"][-1] | {"values": new["after"]}
+        new |= {key: deepcopy(old.get(key) or []) for key in ("epochs", "requests")}
+        for column, entry in column_entries(new):
+            if column in columns:
+                entry["values"] = self.values(column, columns[column], entry.get("values") or {})
         if all(stage in columns for stage in STAGES):
             new["damage"] = damage(*(columns[stage] for stage in STAGES))
         self._replace(json.dumps(new, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
@@ -134,12 +135,6 @@ class Run:
         kept = {name for name, value in new.items() if NO_REFERENCE in value.get("reason", "")}
         kept |= {name for name in old if name not in METRICS and name not in new}
         return new | {name: old[name] for name in old if name in kept}
-
-    def entry(self, column: str, entry: dict[str, Any]) -> dict[str, Any]:
-        """An epoch or a removal request of results.json, its metrics made again where it has records."""
-        if column not in self.columns:
-            return entry
-        return entry | {"values": self.values(column, self.columns[column], entry.get("values") or {})}
 
     def _replace(self, text: str) -> None:
         """Replace results.json in one move, where its content is another."""
@@ -201,7 +196,7 @@ def _pairs(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str
         yield stage, old.get(stage) or {}, new.get(stage) or {}
     for key, name in (("epochs", "epoch"), ("requests", "request")):
         for was, now in zip(old.get(key) or [], new[key], strict=True):
-            yield f"{name} {now[name]}", was.get("values") or {}, now.get("values") or {}
+            yield f"{name} {now[name]:g}", was.get("values") or {}, now.get("values") or {}
 
 
 def _changes(column: str, old: Values, new: Values) -> Iterator[str]:

@@ -13,6 +13,9 @@ from unlearn.data.wmdp import SUBJECTS
 
 LAST = "last"
 
+READ_AT_THE_END = ("perplexity", "gibberish", "fluency", "utility", "overall")
+"""Metrics that look at what the reference makes of the generated texts; it reads them all when training is over."""
+
 
 def suite_faults(cfg: RunConfig) -> list[str]:
     """Settings of the suite that cannot go together, or that name nothing there is, one line each."""
@@ -54,6 +57,11 @@ def _keep_faults(suite: SuiteConfig) -> list[str]:
     if suite.every_epochs is None:
         return [
             f"suite.every_epochs: suite.keep={suite.keep} chooses among evaluated epochs; needs an integer, found null"
+        ]
+    if suite.perplexity and suite.generate and suite.keep.rpartition(".")[2] in READ_AT_THE_END:
+        return [
+            f"suite.keep: needs a metric that is known during training; {suite.keep} waits for the reference model to "
+            "read the generated texts at the end; choose another one, or leave that out with suite.perplexity=false"
         ]
     return []
 

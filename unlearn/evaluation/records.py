@@ -5,6 +5,7 @@ Legend of shapes: T answer tokens of one record (content first, then the end mar
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,19 @@ class Record:
     generated: str | None = None
     hit_limit: bool | None = None
     generated_nll: float | None = None
+
+
+def columns(results: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Epochs and removal requests of results.json, each with the name of its folder of records.
+
+    After the last request the model is what it is after all of them, so that one has no folder of its own.
+    """
+    epochs, requests = results.get("epochs") or [], results.get("requests") or []
+    return [
+        *((f"epoch-{entry['epoch']:g}", entry) for entry in epochs),
+        *((f"request-{entry['request']}", entry) for entry in requests[:-1]),
+        *(("after", entry) for entry in requests[-1:]),
+    ]
 
 
 def write(records: list[Record], path: Path) -> None:
